@@ -1,0 +1,119 @@
+//! The command line: parse, dispatch, exit code. One file per verb.
+
+pub mod certs;
+pub mod cluster;
+pub mod exit;
+pub mod export;
+pub mod image;
+pub mod key;
+pub mod profile;
+pub mod server;
+
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use exit::Failure;
+
+/// A self-hosted BuildKit build farm that installs itself.
+#[derive(Debug, Parser)]
+#[command(name = "bko-install", version, propagate_version = true, disable_help_subcommand = true)]
+pub struct Cli {
+    /// Options that every command takes.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options that every command takes.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Path to the kubeconfig file [default: $KUBECONFIG, then ~/.kube/config, then the pod's service account]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<std::path::PathBuf>,
+    /// Context of the kubeconfig to use
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Never use colour
+    #[arg(long, global = true)]
+    pub no_color: bool,
+    /// Print errors only
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print more; twice prints everything
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// How to print results; flattened into every command that prints any. Not
+/// global, because `image --output FILE` means a file.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct OutputArgs {
+    /// How to print results
+    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+/// How results are printed: data goes to standard output, messages to standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// For programs: one JSON document, or one event a line.
+    Json,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Install, plan and inspect the farm in a cluster
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Write the manifests for GitOps; needs no cluster
+    Export(export::ExportArgs),
+    /// List and show profiles
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
+    /// List and export certificates
+    #[command(subcommand)]
+    Certs(certs::CertsCommand),
+    /// Write this executable as an OCI image; needs no Docker
+    Image(image::ImageArgs),
+    /// Run the roles controller, route and gateway
+    Server(server::ServerArgs),
+    /// Print the project key of a repository; needs no cluster
+    Key(key::KeyArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs one command line to its exit code.
+pub fn run(cli: Cli) -> ExitCode {
+    let global = &cli.global;
+    exit::finish(match cli.command {
+        Command::Cluster(command) => cluster::run(command, global),
+        Command::Export(args) => export::run(args, global),
+        Command::Profile(command) => profile::run(command, global),
+        Command::Certs(command) => certs::run(command, global),
+        Command::Image(args) => image::run(args, global),
+        Command::Server(args) => server::run(args, global),
+        Command::Key(args) => key::run(args, global),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "bko-install", &mut std::io::stdout());
+            Ok(())
+        }
+    })
+}
+
+/// Runs an asynchronous command to its end.
+///
+/// # Errors
+/// The command's own, or that the runtime cannot start.
+pub fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Runtime::new()?.block_on(future)
+}

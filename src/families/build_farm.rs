@@ -1,0 +1,1 @@
+//! The build farm: stock `buildkitd` daemons, one warm cache per project.

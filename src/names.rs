@@ -1,0 +1,87 @@
+//! Newtypes at the borders: names that the rest of the program may trust.
+//! Pure; no IO.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// API group of the custom resources, and prefix of labels and annotations.
+/// The reference's, so that existing objects and dashboards keep working.
+pub const GROUP: &str = "buildkit-operator.socialgouv.github.io";
+
+/// Field manager of everything the installer applies.
+pub const INSTALLER_MANAGER: &str = "bko-install";
+
+/// Field manager of everything the controller applies; never shared.
+pub const CONTROLLER_MANAGER: &str = "bko-controller";
+
+/// Default namespace of the control plane.
+pub const OPERATOR_NAMESPACE: &str = "buildkit-operator";
+
+/// Default namespace of the daemons, their projects and certificates.
+pub const BUILDS_NAMESPACE: &str = "buildkit-builds";
+
+/// Default namespace of node plumbing for sandboxed daemons.
+pub const SYSTEM_NAMESPACE: &str = "buildkit-system";
+
+/// Default port of a daemon, and of the gateway.
+pub const DAEMON_PORT: u16 = 1234;
+
+/// A DNS-1123 label that names a daemon: `buildkitd-<key>`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DaemonName(String);
+
+/// Every daemon's name begins with this.
+pub const DAEMON_PREFIX: &str = "buildkitd-";
+
+/// Why a string is no daemon name.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("\"{0}\" is not a daemon name: want `buildkitd-` and 1 to 53 of a-z, 0-9 and -")]
+pub struct ParseDaemonName(String);
+
+impl DaemonName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The project key within the name.
+    pub fn key(&self) -> &str {
+        &self.0[DAEMON_PREFIX.len()..]
+    }
+}
+
+impl FromStr for DaemonName {
+    type Err = ParseDaemonName;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let valid = s.strip_prefix(DAEMON_PREFIX).is_some_and(|key| {
+            (1..=53).contains(&key.len())
+                && !key.ends_with('-')
+                && key.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+        });
+        if valid { Ok(Self(s.to_owned())) } else { Err(ParseDaemonName(s.to_owned())) }
+    }
+}
+
+impl TryFrom<String> for DaemonName {
+    type Error = ParseDaemonName;
+
+    fn try_from(s: String) -> Result<Self, Self::Error> {
+        s.parse()
+    }
+}
+
+impl From<DaemonName> for String {
+    fn from(name: DaemonName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for DaemonName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

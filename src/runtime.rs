@@ -1,0 +1,3 @@
+//! What every long-running role shares: admin listener, lease, shutdown.
+
+pub mod admin;

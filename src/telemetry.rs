@@ -1,0 +1,24 @@
+//! Logs: `tracing` to standard error, one line per event.
+
+use tracing_subscriber::EnvFilter;
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line, for collectors.
+    Json,
+}
+
+/// Starts logging. `filter` is a `tracing` directive list, for example
+/// `info,bko_install::gateway=debug`; a malformed directive is left out.
+pub fn start(filter: &str, format: LogFormat) {
+    let filter = EnvFilter::builder().parse_lossy(filter);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A second start, in tests, keeps the first subscriber.
+    let _ = match format {
+        LogFormat::Text => builder.with_ansi(false).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    };
+}

@@ -1,0 +1,3 @@
+//! A real API server and a real node.
+
+fn main() {}

@@ -1,3 +1,4 @@
 //! What every long-running role shares: admin listener, lease, shutdown.
 
 pub mod admin;
+pub mod lease;

@@ -2,3 +2,5 @@
 
 pub mod admin;
 pub mod lease;
+pub mod listen;
+pub mod shutdown;

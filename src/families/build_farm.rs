@@ -5,6 +5,7 @@
 //! The rest carries it out.
 
 pub mod api;
+pub mod args;
 pub mod build;
 pub mod controller;
 pub mod directory;

@@ -75,9 +75,9 @@ mod tests {
 
         [[worker.oci.gcpolicy]]
         all = true
-        reservedSpace = "25769803760"
+        reservedSpace = "25769803776"
         maxUsedSpace = "54760833024"
-        minFreeSpace = "6442450900"
+        minFreeSpace = "6442450944"
         "#);
     }
 }

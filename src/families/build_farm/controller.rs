@@ -106,7 +106,7 @@ impl Controller {
             loop {
                 tokio::select! {
                     result = results.next() => if result.is_none() { break },
-                    _ = lost.wait_for(|leads| !*leads) => break,
+                    Ok(_) = lost.wait_for(|leads| !*leads) => break,
                     () = shutdown.cancelled() => return,
                 }
             }

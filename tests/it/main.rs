@@ -2,4 +2,5 @@
 //! sockets on loopback.
 
 mod daemons;
+mod gateway;
 mod keys;

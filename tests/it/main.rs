@@ -4,3 +4,4 @@
 mod daemons;
 mod gateway;
 mod keys;
+mod router;

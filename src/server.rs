@@ -147,7 +147,8 @@ fn gateway_config(args: &GatewayArgs) -> Result<gateway::Config, PlanError> {
     Ok(gateway::Config {
         max_conns: args.max_conns,
         drain: Duration::from_secs(args.drain_seconds),
-        ..gateway::Config::new(Domains::new(domains).map_err(PlanError::Domains)?)
+        domains: Domains::new(domains).map_err(PlanError::Domains)?,
+        ..gateway::Config::default()
     })
 }
 
@@ -188,7 +189,7 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
         let namespace = settings.namespace.clone();
         // Streams outlive the listener: the table must be kept until they end.
         tokio::spawn(directory::feed(client, namespace, table.clone(), readiness.clone(), shutdown.closing.clone()));
-        let metrics = Arc::new(gateway::Metrics::register(&mut registry));
+        let metrics = Arc::new(gateway::metrics::Metrics::register(&mut registry));
         tasks.spawn(gateway::run(listener, config, table, metrics, shutdown.closing.clone()));
     }
     tokio::spawn(admin::serve(admin_listener, Arc::new(registry), readiness.clone(), tokio_util::sync::CancellationToken::new()));

@@ -2,3 +2,5 @@
 //! sockets on loopback.
 
 mod keys;
+mod plans;
+mod readiness;

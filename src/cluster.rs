@@ -16,12 +16,15 @@ mod retry;
 pub mod wait;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use event::{Event, Reporter, Verb};
 pub use request::{FieldConflict, RequestError};
+
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// A cluster, and the limits within which this run may use it.
 #[derive(Clone)]
@@ -53,6 +56,20 @@ impl Cluster {
     /// Tells what happens.
     pub fn report(&self, event: Event) {
         (self.report)(event);
+    }
+
+    /// The same cluster with another deadline.
+    #[must_use]
+    pub fn until(&self, deadline: Instant) -> Self {
+        Self { limits: Limits { deadline, ..self.limits }, ..self.clone() }
+    }
+
+    /// The same cluster for what must be written even after the deadline and
+    /// after an interruption.
+    #[must_use]
+    pub fn last_words(&self) -> Self {
+        let deadline = self.limits.deadline.max(request::now() + LAST_WORDS);
+        Self { interrupt: CancellationToken::new(), ..self.until(deadline) }
     }
 
     /// Whether the run was asked to end.

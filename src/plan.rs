@@ -11,7 +11,7 @@ mod order;
 mod print;
 mod record;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
@@ -46,6 +46,17 @@ pub enum Observation {
 
 /// What was observed for each desired object.
 pub type Observations = BTreeMap<ObjectId, Observation>;
+
+/// What shall be there.
+#[derive(Clone, Debug, Default)]
+pub struct Desired {
+    /// Every object, once.
+    pub objects: Vec<Object>,
+    /// Secrets of authorities. They are written before everything that they
+    /// signed: a run cut in between must leave no certificate whose authority's
+    /// key is lost.
+    pub authorities: BTreeSet<ObjectId>,
+}
 
 /// What a run will change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -189,15 +200,16 @@ pub enum PlanError {
 /// # Errors
 /// When a desired object has no observation.
 pub fn plan(
-    desired: &[Object],
+    desired: &Desired,
     observed: &Observations,
     installed: Option<&Record>,
     settings: &Settings,
 ) -> Result<Plan, PlanError> {
     let mut levels: BTreeMap<Runlevel, Vec<Change>> = BTreeMap::new();
-    for object in desired {
+    for object in &desired.objects {
         let observation = observed.get(&object.id).ok_or_else(|| PlanError::NotObserved(object.id.clone()))?;
-        levels.entry(object.runlevel).or_default().push(change(object, observation));
+        let wave = if desired.authorities.contains(&object.id) { Wave::Authorities } else { Wave::of(&object.id) };
+        levels.entry(object.runlevel).or_default().push(change(object, wave, observation));
     }
     let mut levels: Vec<Level> = levels.into_iter().map(|(runlevel, changes)| Level { runlevel, changes }).collect();
     for level in &mut levels {
@@ -208,7 +220,7 @@ pub fn plan(
     Ok(plan)
 }
 
-fn change(object: &Object, observation: &Observation) -> Change {
+fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
     let (action, live, force) = match observation {
         Observation::Absent | Observation::Unserved => (Action::Create, None, false),
         Observation::Present { live, predicted, force } => {
@@ -220,7 +232,7 @@ fn change(object: &Object, observation: &Observation) -> Change {
     Change {
         id: object.id.clone(),
         component: object.component.clone(),
-        wave: Wave::of(&object.id),
+        wave,
         action,
         live,
         digest: digest(&object.body),

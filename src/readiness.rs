@@ -51,6 +51,12 @@ pub fn has_rule(group: &str, kind: &str) -> bool {
     rule(group, kind).is_some()
 }
 
+/// Whether an installation can do without: an address of a load balancer may
+/// never come, and a volume may wait for its first consumer.
+pub fn is_optional(group: &str, kind: &str) -> bool {
+    group.is_empty() && matches!(kind, "Service" | "PersistentVolumeClaim")
+}
+
 /// Judges one object. `None` is an object that does not exist.
 pub fn assess(object: Option<&Value>, pin: &Pin) -> State {
     let Some(object) = object else {

@@ -94,6 +94,16 @@ pub async fn level(cluster: &Cluster, applied: &[Applied]) -> Result<(), WaitErr
     waiting.try_collect().await
 }
 
+/// Why an object that is not ready is not, as far as it can be told at once;
+/// nothing when it is ready after all.
+pub async fn explain(cluster: &Cluster, object: Applied) -> Option<NotReady> {
+    let cluster = cluster.until(super::request::now() + Duration::from_secs(1));
+    match one(&cluster, &object).await {
+        Err(WaitError::NotReady(why)) => Some(*why),
+        _ => None,
+    }
+}
+
 /// Waits until these definitions are established and discovery serves them
 /// twice in a row: behind a load balancer, one API server learns it before another.
 pub(super) async fn until_served(
@@ -139,7 +149,7 @@ async fn serve(cluster: &Cluster, kind: &ObjectId) -> Result<(), RequestError> {
 
 async fn one(cluster: &Cluster, applied: &Applied) -> Result<(), WaitError> {
     let mut follow = follow::Follow::new(cluster, applied).await?;
-    let optional = applied.id.kind == "Service" || applied.id.kind == "PersistentVolumeClaim";
+    let optional = readiness::is_optional(&applied.id.group, &applied.id.kind);
     // What was not written had all the time in the world before.
     let patience = if applied.written { PATIENCE } else { Duration::from_millis(200) };
     let began = super::request::now();

@@ -14,6 +14,8 @@ pub enum Wave {
     Definitions,
     /// Classes, quotas and service accounts: what pods refer to by name.
     Accounts,
+    /// Secrets of authorities, which others are made from.
+    Authorities,
     /// Secrets and ConfigMaps.
     Configuration,
     /// Roles.

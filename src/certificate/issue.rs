@@ -105,11 +105,7 @@ impl IssueError {
 ///
 /// # Errors
 /// See [`IssueError`].
-pub fn materialise(
-    specs: &[CertificateSpec],
-    live: &LiveSecrets,
-    now: Timestamp,
-) -> Result<Vec<Outcome>, IssueError> {
+pub fn materialise(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result<Vec<Outcome>, IssueError> {
     let mut outcomes = Vec::new();
     let mut signers = BTreeMap::new();
     for spec in specs.iter().filter(|spec| spec.is_authority()) {
@@ -176,7 +172,9 @@ fn materialise_authority(
     let warnings = match &decision {
         Decision::Provided(faults) => faults
             .iter()
-            .map(|why| format!("authority \"{}\": {why}; replace it with:\n  {}", spec.secret_path(), hand_over_command(spec)))
+            .map(|why| {
+                format!("authority \"{}\": {why}; replace it with:\n  {}", spec.secret_path(), hand_over_command(spec))
+            })
             .collect(),
         _ => Vec::new(),
     };
@@ -224,7 +222,8 @@ fn advise(
         }
         (Layout::Tls, Some(keeper), Reason::NamesMissing(names)) => {
             let namespace = &spec.namespace;
-            let field = |name: &String| if name.parse::<std::net::IpAddr>().is_ok() { "ipAddresses" } else { "dnsNames" };
+            let field =
+                |name: &String| if name.parse::<std::net::IpAddr>().is_ok() { "ipAddresses" } else { "dnsNames" };
             let add: Vec<_> = names
                 .iter()
                 .map(|name| format!(r#"{{"op":"add","path":"/spec/{}/-","value":"{name}"}}"#, field(name)))
@@ -298,13 +297,10 @@ fn make_leaf(
     params.subject_alt_names.extend(spec.ip_addresses.iter().copied().map(SanType::IpAddress));
     let key = KeyPair::generate().map_err(error)?;
     let certificate = params.signed_by(&key, &signer.issuer).map_err(error)?;
-    let data: SecretData = [
-        (CA, signer.pem.clone()),
-        (CERT, certificate.pem().into_bytes()),
-        (KEY, key.serialize_pem().into_bytes()),
-    ]
-    .into_iter()
-    .collect();
+    let data: SecretData =
+        [(CA, signer.pem.clone()), (CERT, certificate.pem().into_bytes()), (KEY, key.serialize_pem().into_bytes())]
+            .into_iter()
+            .collect();
     match LiveCertificate::read_leaf(&data) {
         Ok(_) => Ok(data),
         Err(source) => Err(IssueError::ReadBack { name: spec.name.clone(), source }),

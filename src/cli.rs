@@ -4,6 +4,7 @@ pub mod certs;
 pub mod cluster;
 pub mod exit;
 pub mod export;
+pub mod files;
 pub mod image;
 pub mod key;
 pub mod profile;

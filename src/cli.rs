@@ -1,5 +1,6 @@
 //! The command line: parse, dispatch, exit code. One file per verb.
 
+pub mod bundle;
 pub mod certs;
 pub mod cluster;
 pub mod exit;

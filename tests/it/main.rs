@@ -1,6 +1,7 @@
 //! Everything that needs no cluster: rendering, plans, the command line, and
 //! sockets on loopback.
 
+mod certificates;
 mod keys;
 mod plans;
 mod readiness;

@@ -137,7 +137,7 @@ impl Cluster {
     }
 
     /// One object; `None` when it does not exist.
-    pub(super) async fn get(&self, object: &ObjectId) -> Result<Option<Value>, RequestError> {
+    pub(crate) async fn get(&self, object: &ObjectId) -> Result<Option<Value>, RequestError> {
         let resource = self.resource(object).await?;
         let target = Target { verb: "get", object, resource: &resource };
         let built = target.collection().get(&object.name, &kube::api::GetParams::default());

@@ -9,6 +9,7 @@ pub mod files;
 pub mod image;
 pub mod key;
 pub mod profile;
+pub mod report;
 pub mod server;
 
 use std::process::ExitCode;

@@ -59,9 +59,6 @@ pub struct Settings {
     /// declared secret are left out.
     #[serde(default)]
     pub overrides: BTreeMap<String, Value>,
-    /// The image given on the command line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image_override: Option<String>,
     /// The image that is really used.
     #[serde(default)]
     pub image: String,

@@ -1,12 +1,15 @@
 //! The command line: parse, dispatch, exit code. One file per verb.
 
+pub mod bundle;
 pub mod certs;
 pub mod cluster;
 pub mod exit;
 pub mod export;
+pub mod files;
 pub mod image;
 pub mod key;
 pub mod profile;
+pub mod report;
 pub mod server;
 
 use std::process::ExitCode;

@@ -4,12 +4,29 @@
 //! of an installation in apply order. Rendering is pure and deterministic: the
 //! same input gives the same bytes. No IO.
 
+mod bundle;
+mod check;
+pub mod emit;
+pub mod fault;
+mod kinds;
+mod position;
+mod render;
+mod template;
+mod yaml;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::certificate::CertificateSpec;
+
+pub use bundle::{Bundle, Component, Declared, GLOBAL, Generated};
+pub use fault::{Fault, Faults};
+pub use render::{common_labels, render};
+pub use template::{RenderError, Renderer};
+
+pub(crate) use yaml::{Document, describe, parse_mapping};
 
 /// `rc0` to `rc4`. A level is applied in parallel and waited for before the
 /// next one starts.

@@ -5,3 +5,7 @@ mod daemons;
 mod gateway;
 mod keys;
 mod router;
+mod certificates;
+mod keys;
+mod plans;
+mod readiness;

@@ -5,19 +5,26 @@
 //! [`sandbox`]), starts a [`Tier`] there and hands it to the tests. They run
 //! inside too, so they reach the API server, pods and services directly.
 
-#![allow(dead_code, reason = "several test binaries share the harness, and each uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "several test binaries share the harness, and each uses a part of it")]
 
 pub(crate) mod audit;
 pub(crate) mod cluster;
+pub(crate) mod container_runtime;
 pub(crate) mod control_plane;
 pub(crate) mod executable;
+pub(crate) mod image;
+pub(crate) mod kubelet;
 pub(crate) mod namespaces;
+pub(crate) mod network;
+pub(crate) mod node;
 pub(crate) mod pki;
 pub(crate) mod play;
 pub(crate) mod process;
 pub(crate) mod registration;
+pub(crate) mod registry;
 pub(crate) mod sandbox;
 pub(crate) mod tools;
+pub(crate) mod volumes;
 
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
@@ -27,6 +34,7 @@ use anyhow::Context;
 use libtest_mimic::{Arguments, Trial};
 
 pub(crate) use cluster::Cluster;
+pub(crate) use node::Node;
 pub(crate) use registration::{Stage, Test, test};
 use tools::Tools;
 

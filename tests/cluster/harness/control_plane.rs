@@ -54,6 +54,23 @@ pub(crate) async fn start(tools: &Tools, controllers: &str) -> anyhow::Result<(C
     Ok((ControlPlane { etcd, api_server, controller_manager }, client))
 }
 
+/// Starts the scheduler; pods wait until it is up.
+///
+/// # Errors
+/// It cannot be executed.
+pub(crate) fn start_scheduler(tools: &Tools) -> anyhow::Result<Process> {
+    let kubeconfig = format!("{ROOT}/scheduler.kubeconfig");
+    let mut command = tools.command("kube-scheduler");
+    command.args([
+        &format!("--kubeconfig={kubeconfig}"),
+        &format!("--authentication-kubeconfig={kubeconfig}"),
+        &format!("--authorization-kubeconfig={kubeconfig}"),
+        "--leader-elect=false",
+        "--bind-address=127.0.0.1",
+    ]);
+    Process::spawn("kube-scheduler", command)
+}
+
 /// A client of the cluster, as the given kubeconfig says.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -90,8 +90,21 @@ impl Process {
 /// Runs a command to its end and returns its standard output.
 ///
 /// # Errors
-/// It cannot be executed or fails; with its standard error.
+/// It cannot be executed or fails; with all that it printed.
 pub(crate) async fn output(command: Command) -> anyhow::Result<String> {
+    Ok(String::from_utf8_lossy(&finish(command).await?.stdout).into_owned())
+}
+
+/// Runs a command to its end and returns its standard output, then its standard error.
+///
+/// # Errors
+/// It cannot be executed or fails; with all that it printed.
+pub(crate) async fn combined_output(command: Command) -> anyhow::Result<String> {
+    let Output { stdout, stderr, .. } = finish(command).await?;
+    Ok(String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
+}
+
+async fn finish(command: Command) -> anyhow::Result<Output> {
     let what = format!("{command:?}");
     let mut command = tokio::process::Command::from(command);
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await.with_context(|| what.clone())?;
@@ -99,7 +112,7 @@ pub(crate) async fn output(command: Command) -> anyhow::Result<String> {
         let printed = [output.stdout, output.stderr].concat();
         bail!("{what} ended with {}:\n{}", output.status, String::from_utf8_lossy(&printed));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(output)
 }
 
 /// Whether a plain HTTP URL answers with success.

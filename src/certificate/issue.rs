@@ -106,6 +106,27 @@ impl IssueError {
 /// # Errors
 /// See [`IssueError`].
 pub fn materialise(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result<Vec<Outcome>, IssueError> {
+    let outcomes = rehearse(specs, live, now)?;
+    let blocked: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| match &outcome.decision {
+            Decision::Blocked(why) => Some(format!("\"{}\" ({why})", outcome.spec.secret_path())),
+            _ => None,
+        })
+        .collect();
+    if blocked.is_empty() {
+        return Ok(outcomes);
+    }
+    let command = outcomes.iter().map(|outcome| &outcome.spec).find(|spec| spec.is_authority()).map(hand_over_command);
+    Err(IssueError::AuthorityKeyMissing { secrets: blocked.join(", "), command: command.unwrap_or_default() })
+}
+
+/// [`materialise`], but what cannot be signed is an outcome like any other:
+/// what a run would do, for those who only look.
+///
+/// # Errors
+/// See [`IssueError`].
+pub fn rehearse(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result<Vec<Outcome>, IssueError> {
     let mut outcomes = Vec::new();
     let mut signers = BTreeMap::new();
     for spec in specs.iter().filter(|spec| spec.is_authority()) {
@@ -113,25 +134,14 @@ pub fn materialise(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp
         outcomes.push(outcome);
         signers.insert(spec.name.as_str(), (spec, signer));
     }
-    let mut blocked = Vec::new();
-    let mut command = String::new();
     for spec in specs {
         let Role::Leaf { issuer, usages } = &spec.role else { continue };
         let (authority, signer) = signers
             .get(issuer.as_str())
             .ok_or_else(|| IssueError::UnknownAuthority { name: spec.name.clone(), issuer: issuer.clone() })?;
-        let outcome = materialise_leaf(spec, usages, authority, signer.as_ref(), find(live, spec), now)?;
-        if let Decision::Blocked(why) = &outcome.decision {
-            blocked.push(format!("\"{}\" ({why})", spec.secret_path()));
-            command = hand_over_command(authority);
-        }
-        outcomes.push(outcome);
+        outcomes.push(materialise_leaf(spec, usages, authority, signer.as_ref(), find(live, spec), now)?);
     }
-    if blocked.is_empty() {
-        Ok(outcomes)
-    } else {
-        Err(IssueError::AuthorityKeyMissing { secrets: blocked.join(", "), command })
-    }
+    Ok(outcomes)
 }
 
 fn find<'a>(live: &'a LiveSecrets, spec: &CertificateSpec) -> Option<&'a LiveSecret> {

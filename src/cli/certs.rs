@@ -17,8 +17,15 @@ use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE};
 #[derive(Debug, Subcommand)]
 pub enum CertsCommand {
     /// List the certificates in the cluster, with their age and what is wrong with them
+    ///
+    /// The verdict is what the next `cluster init` would do: keep, issue, renew, provided
+    /// (somebody else's, never written) or blocked (nothing here can sign it). Whether their names
+    /// suffice is judged by `cluster plan`, which knows the gateway's domains.
     List(list::ListArgs),
     /// Write the client certificate to files, for a CI system: ca.pem, cert.pem, key.pem
+    ///
+    /// The files have mode 0600, and a directory that is made has mode 0700. Files with other
+    /// content are not overwritten, and then nothing is written. Prints the paths.
     Export(export::ExportArgs),
 }
 
@@ -26,7 +33,7 @@ pub enum CertsCommand {
 #[derive(Clone, Debug, Args)]
 struct Namespaces {
     /// Namespace of the daemons and their certificates
-    #[arg(long, short, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE)]
+    #[arg(long, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE)]
     namespace: String,
     /// Namespace of the control plane and the authority
     #[arg(long, value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE)]

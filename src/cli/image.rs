@@ -13,11 +13,9 @@ use crate::image::{self, ImageError, Platform, Written};
 use crate::key::Arch;
 
 /// Write this executable as an OCI image; needs no Docker.
-///
-/// The archive is an OCI layout that `ctr images import`, `docker load`,
-/// `skopeo` and `kind load image-archive` read. The same executables give the
-/// same bytes. Prints the reference and the digest.
 #[derive(Debug, Args)]
+#[command(after_long_help = "The archive is an OCI layout that `ctr images import`, `docker load`, `skopeo` and \
+    `kind load image-archive` read. The same executables give the same bytes. Prints the reference and the digest.")]
 pub struct ImageArgs {
     /// File to write; `-` is standard output, and the summary then goes to standard error
     #[arg(long, short, value_name = "FILE")]

@@ -2,4 +2,7 @@
 //! sockets on loopback.
 
 mod certificates;
+mod cli;
+mod image;
+mod key_command;
 mod keys;

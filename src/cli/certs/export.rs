@@ -15,10 +15,7 @@ use crate::cli::Global;
 use crate::cli::exit::{Code, Failure};
 use crate::cli::files::Replacement;
 
-/// Write the client certificate to files, for a CI system: ca.pem, cert.pem, key.pem.
-///
-/// The files have mode 0600, and a directory that is made has mode 0700. Files
-/// with other content are not overwritten.
+/// Where to write.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// Directory to write to; made if it is not there

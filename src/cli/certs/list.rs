@@ -13,12 +13,7 @@ use crate::certificate::{CertificateSpec, Decision, LiveCertificate};
 use crate::cli::exit::Failure;
 use crate::cli::{Output, OutputArgs};
 
-/// List the certificates in the cluster, with their age and what is wrong with them.
-///
-/// The verdict is what the next `cluster init` would do: keep, issue, renew,
-/// provided (somebody else's, never written) or blocked (nothing here can sign
-/// it). Whether the names suffice is judged by `cluster plan`, which knows the
-/// gateway's domains.
+/// What to list, and how.
 #[derive(Debug, Args)]
 pub struct ListArgs {
     #[command(flatten)]

@@ -1,5 +1,12 @@
 //! The command line as a whole: reference, completions, exit codes.
 #![allow(clippy::disallowed_methods, reason = "reads and, on request, rewrites the reference")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
 
 use std::fmt::Write as _;
 use std::path::Path;

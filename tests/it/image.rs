@@ -1,6 +1,13 @@
 //! The image archive, read back as a container tool would, and the checks on
 //! what goes in.
 #![allow(clippy::disallowed_methods, reason = "reads and writes fixtures")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};

@@ -1,4 +1,11 @@
 //! `bko-install key`, through the real executable.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
 
 use std::process::{Command, Output};
 

@@ -23,8 +23,12 @@ pub struct ImageArgs {
     /// Executable of one architecture (amd64 or arm64); repeat for an image of several. This one is included as its own architecture's unless another is named
     #[arg(long, value_name = "ARCH=PATH", value_parser = platform)]
     executable: Vec<Platform>,
-    /// Name of the image, with a tag [default: docker.io/library/bko-install:<version>-<12 hex of the executable's SHA-256>, which is also what `cluster init` installs]
-    #[arg(long, value_name = "REF")]
+    /// Name of the image, with a tag.
+    #[arg(
+        long,
+        value_name = "REF",
+        help = "Name of the image, with a tag [default: docker.io/library/bko-install:<version>-<12 hex of the executable's SHA-256>, which is also what `cluster init` installs]"
+    )]
     reference: Option<String>,
     /// Print the summary as JSON
     #[arg(long)]

@@ -343,7 +343,14 @@ fn this_test_build_is_dynamic_and_is_refused_with_the_way_out() {
     let output = run(&["--output", tar.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(text.contains("dynamically linked") && text.contains("hint: ") && text.contains("make build"), "{text}");
+    assert!(
+        text.contains("executable \"/")
+            && !text.contains("/proc/self")
+            && text.contains("dynamically linked")
+            && text.contains("hint: ")
+            && text.contains("make build"),
+        "{text}"
+    );
     assert_eq!(fixture.dir.path().read_dir().unwrap().count(), 0, "no half-written file stays");
 }
 

@@ -32,6 +32,7 @@ pub struct Cli {
 
 /// Options that every command takes.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Global options")]
 pub struct Global {
     /// Path to the kubeconfig file [default: $KUBECONFIG, then ~/.kube/config, then the pod's service account]
     #[arg(long, global = true, value_name = "FILE")]

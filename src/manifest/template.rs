@@ -115,7 +115,6 @@ impl From<&Error> for RenderError {
     fn from(error: &Error) -> Self {
         let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
         let message = match error.kind() {
-            ErrorKind::UndefinedError => format!("undefined value: {detail}"),
             ErrorKind::SyntaxError => format!("template: {detail}"),
             _ => detail,
         };
@@ -220,10 +219,8 @@ fn find_embedded(value: &Value, found: &mut impl FnMut(usize)) {
     let mut scalar = |text: &str| {
         for (at, _) in text.match_indices(MARK) {
             let number = text[at + MARK.len()..].split('-').next().unwrap_or_default();
-            if text.len() != MARK.len() + number.len() + 1 {
-                if let Ok(number) = number.parse() {
-                    found(number);
-                }
+            if let (true, Ok(number)) = (text.len() != MARK.len() + number.len() + 1, number.parse()) {
+                found(number);
             }
         }
     };

@@ -1,4 +1,7 @@
 //! Everything that needs no cluster: rendering, plans, the command line, and
 //! sockets on loopback.
 
+mod export;
 mod keys;
+mod profiles;
+mod rendering;

@@ -5,9 +5,11 @@ pub mod certs;
 pub mod cluster;
 pub mod exit;
 pub mod export;
+pub mod files;
 pub mod image;
 pub mod key;
 pub mod profile;
+pub mod report;
 pub mod server;
 
 use std::process::ExitCode;
@@ -83,7 +85,7 @@ pub enum Command {
     /// Write this executable as an OCI image; needs no Docker
     Image(image::ImageArgs),
     /// Run the roles controller, route and gateway
-    Server(server::ServerArgs),
+    Server(Box<server::ServerCommand>),
     /// Print the project key of a repository; needs no cluster
     Key(key::KeyArgs),
     /// Print a completion script for a shell
@@ -102,7 +104,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Profile(command) => profile::run(command, global),
         Command::Certs(command) => certs::run(command, global),
         Command::Image(args) => image::run(args, global),
-        Command::Server(args) => server::run(args, global),
+        Command::Server(args) => server::run(*args, global),
         Command::Key(args) => key::run(args, global),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "bko-install", &mut std::io::stdout());

@@ -1,1 +1,251 @@
-//! To be written.
+//! The plan: what a run will change, in order.
+//!
+//! In: the desired objects, what the API server showed and predicted for each,
+//! the record of the last run. Out: [`Plan`], a value that leaves nothing to
+//! decide while it runs; it is printed exactly as it is executed, and Secret
+//! data is masked in everything printed. Pure.
+
+mod check;
+mod difference;
+mod order;
+mod print;
+mod record;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+pub use check::{Fault, check};
+pub use difference::{FieldChange, MASK, difference, mask};
+pub use order::Wave;
+pub use record::{Entry, FORMAT, Progress, Record, Settings};
+
+use crate::manifest::{Object, ObjectId, Runlevel};
+
+/// What the API server showed for one desired object.
+#[derive(Clone, PartialEq)]
+pub enum Observation {
+    /// It does not exist; the dry run of its creation passed.
+    Absent,
+    /// It does not exist, and its kind is not served yet: its definition comes
+    /// with the bundle.
+    Unserved,
+    /// It exists.
+    Present {
+        /// As it is.
+        live: Value,
+        /// As the dry run says that it would become.
+        predicted: Value,
+        /// Whether fields must be taken over from another manager.
+        force: bool,
+    },
+}
+
+/// What was observed for each desired object.
+pub type Observations = BTreeMap<ObjectId, Observation>;
+
+/// What shall be there.
+#[derive(Clone, Debug, Default)]
+pub struct Desired {
+    /// Every object, once.
+    pub objects: Vec<Object>,
+    /// Secrets of authorities. They are written before everything that they
+    /// signed: a run cut in between must leave no certificate whose authority's
+    /// key is lost.
+    pub authorities: BTreeSet<ObjectId>,
+}
+
+/// What a run will change.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// Every level that has objects, in order.
+    pub levels: Vec<Level>,
+    /// Whether the record must be written, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record: Option<String>,
+}
+
+/// One runlevel of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Level {
+    /// Which one.
+    pub runlevel: Runlevel,
+    /// Its objects in order; those of one wave are written at once.
+    pub changes: Vec<Change>,
+}
+
+/// One object of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    /// The object.
+    #[serde(flatten)]
+    pub id: ObjectId,
+    /// Component that it belongs to.
+    pub component: String,
+    /// Position within its level.
+    pub wave: Wave,
+    /// What will be done.
+    #[serde(flatten)]
+    pub action: Action,
+    /// UID and generation of the live object, for waiting on what stays as it is.
+    #[serde(skip)]
+    pub live: Option<crate::readiness::Pin>,
+    /// What the record says of the object's content; Secret data left out.
+    #[serde(skip)]
+    pub digest: String,
+    /// Whether fields are taken over from other managers.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+    /// What is applied.
+    #[serde(serialize_with = "Body::serialize_masked", rename = "object")]
+    pub body: Body,
+}
+
+/// What will be done to an object.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "action", rename_all = "lowercase")]
+pub enum Action {
+    /// It will be created.
+    Create,
+    /// It will be changed.
+    Configure {
+        /// The fields that change.
+        changes: Vec<FieldChange>,
+    },
+    /// It is as it should be and will not be written.
+    Unchanged,
+}
+
+impl Action {
+    /// Whether it writes.
+    pub fn is_change(&self) -> bool {
+        !matches!(self, Self::Unchanged)
+    }
+}
+
+/// A manifest that never shows Secret data when it is printed.
+#[derive(Clone, PartialEq)]
+pub struct Body(Value);
+
+impl Body {
+    /// The manifest as it goes to the API server.
+    pub fn expose(&self) -> &Value {
+        &self.0
+    }
+
+    /// The manifest with Secret data masked.
+    pub fn masked(&self) -> Value {
+        mask(self.0.clone())
+    }
+
+    fn serialize_masked<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.masked().serialize(serializer)
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.masked())
+    }
+}
+
+impl Plan {
+    /// Whether nothing at all will be written.
+    pub fn is_empty(&self) -> bool {
+        self.record.is_none() && self.changes().all(|change| !change.action.is_change())
+    }
+
+    /// All objects, in order.
+    pub fn changes(&self) -> impl Iterator<Item = &Change> {
+        self.levels.iter().flat_map(|level| &level.changes)
+    }
+
+    /// How many objects are created, configured, unchanged.
+    pub fn counts(&self) -> Counts {
+        self.changes().fold(Counts::default(), |mut counts, change| {
+            *match change.action {
+                Action::Create => &mut counts.create,
+                Action::Configure { .. } => &mut counts.configure,
+                Action::Unchanged => &mut counts.unchanged,
+            } += 1;
+            counts
+        })
+    }
+}
+
+/// How many objects each action concerns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// To be created.
+    pub create: usize,
+    /// To be changed.
+    pub configure: usize,
+    /// Already as they should be.
+    pub unchanged: usize,
+}
+
+/// Why no plan can be made.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum PlanError {
+    /// A desired object was never looked at.
+    #[error("{0} was not observed")]
+    NotObserved(ObjectId),
+}
+
+/// Decides what a run will change.
+///
+/// # Errors
+/// When a desired object has no observation.
+pub fn plan(
+    desired: &Desired,
+    observed: &Observations,
+    installed: Option<&Record>,
+    settings: &Settings,
+) -> Result<Plan, PlanError> {
+    let mut levels: BTreeMap<Runlevel, Vec<Change>> = BTreeMap::new();
+    for object in &desired.objects {
+        let observation = observed.get(&object.id).ok_or_else(|| PlanError::NotObserved(object.id.clone()))?;
+        let wave = if desired.authorities.contains(&object.id) { Wave::Authorities } else { Wave::of(&object.id) };
+        levels.entry(object.runlevel).or_default().push(change(object, wave, observation));
+    }
+    let mut levels: Vec<Level> = levels.into_iter().map(|(runlevel, changes)| Level { runlevel, changes }).collect();
+    for level in &mut levels {
+        level.changes.sort_by(|a, b| (a.wave, &a.id).cmp(&(b.wave, &b.id)));
+    }
+    let mut plan = Plan { levels, record: None };
+    plan.record = record::pending(&plan, installed, settings);
+    Ok(plan)
+}
+
+fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
+    let (action, live, force) = match observation {
+        Observation::Absent | Observation::Unserved => (Action::Create, None, false),
+        Observation::Present { live, predicted, force } => {
+            let changes = difference(live, predicted);
+            let action = if changes.is_empty() { Action::Unchanged } else { Action::Configure { changes } };
+            (action, Some(crate::readiness::Pin::of(live)), *force)
+        }
+    };
+    Change {
+        id: object.id.clone(),
+        component: object.component.clone(),
+        wave,
+        action,
+        live,
+        digest: digest(&object.body),
+        force,
+        body: Body(object.body.clone()),
+    }
+}
+
+/// A digest of a manifest's content. Secret data does not go into it: a digest
+/// of a weak secret would give the secret away.
+fn digest(body: &Value) -> String {
+    let mut canonical = mask(body.clone());
+    canonical.sort_all_objects();
+    let hash = Sha256::digest(canonical.to_string().as_bytes());
+    format!("sha256:{}", hex::encode(&hash[..16]))
+}

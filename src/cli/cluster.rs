@@ -1,15 +1,40 @@
 //! `bko-install cluster`.
 
-use clap::Subcommand;
+mod bundle;
+mod init;
+mod plan;
+mod session;
+mod status;
 
-use super::Global;
+use clap::{Args, Subcommand};
+
 use super::exit::Failure;
+use super::{Global, block_on};
 
 /// Install, plan and inspect the farm in a cluster.
 #[derive(Debug, Subcommand)]
-pub enum ClusterCommand {}
+pub enum ClusterCommand {
+    /// Install or upgrade; safe to run again, after a crash too
+    Init(init::InitArgs),
+    /// Print what `init` would do, and write nothing; exit code 3 when there are changes
+    Plan(plan::PlanArgs),
+    /// Print components, levels, readiness and drift; exit code 4 when not ready
+    Status(status::StatusArgs),
+}
+
+/// How much of the API server's time a command may take.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LimitArgs {
+    /// How many requests are in flight at once
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub concurrency: u16,
+}
 
 /// Runs the command.
-pub fn run(command: ClusterCommand, _global: &Global) -> Result<(), Failure> {
-    match command {}
+pub fn run(command: ClusterCommand, global: &Global) -> Result<(), Failure> {
+    match command {
+        ClusterCommand::Init(args) => block_on(init::run(args, global)),
+        ClusterCommand::Plan(args) => block_on(plan::run(args, global)),
+        ClusterCommand::Status(args) => block_on(status::run(args, global)),
+    }
 }

@@ -1,0 +1,111 @@
+//! `bko-install cluster init`.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::super::bundle::BundleArgs;
+use super::super::exit::Failure;
+use super::super::{Global, Output, OutputArgs, report};
+use super::{LimitArgs, bundle, session};
+use crate::install::{self, Installation, StopPoint};
+use crate::plan::Counts;
+
+/// Install or upgrade.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Which bundle.
+    #[command(flatten)]
+    pub bundle: BundleArgs,
+    /// How to print events.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// How long the whole run may take
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// Take over fields that other managers own
+    #[arg(long)]
+    pub force_conflicts: bool,
+    /// Kill the process there: intent, apply:N or level:rcN
+    #[arg(long, hide = true, value_name = "POINT")]
+    pub stop_after: Option<StopPoint>,
+}
+
+/// The last event of a run that succeeded.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "installed", rename_all = "camelCase")]
+struct Installed<'a> {
+    profile: &'a str,
+    image: &'a str,
+    namespace: &'a str,
+    route: String,
+    gateway: Option<Gateway>,
+    #[serde(flatten)]
+    counts: Counts,
+}
+
+/// Where daemons are reached from outside.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Gateway {
+    domains: Vec<String>,
+    port: i64,
+}
+
+pub(super) async fn run(args: InitArgs, global: &Global) -> Result<(), Failure> {
+    let reporter = report::reporter(global, args.output.output);
+    let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
+    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    for name in wanted.values.forgotten() {
+        report::message(global, &format!("warning: recorded value \"{name}\" is unknown to this version and left out"));
+    }
+    let text = |name: &str| wanted.values.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let domains = wanted.values.get("gateway.domains").and_then(Value::as_array).into_iter().flatten();
+    let domains: Vec<String> = domains.filter_map(Value::as_str).map(str::to_owned).collect();
+    let port = wanted.values.get("gateway.externalPort").and_then(Value::as_i64).unwrap_or_default();
+    let namespace = wanted.rendered.operator_namespace.clone();
+    let route = format!("http://buildkit-operator-buildd.{namespace}.svc.{}:8080/route", text("clusterDomain"));
+    let installation = Installation {
+        rendered: wanted.rendered,
+        settings: wanted.settings,
+        force_conflicts: args.force_conflicts,
+        stop_after: args.stop_after,
+    };
+    let plan = install::init(&cluster, &installation).await.map_err(session::failure)?;
+    let installed = Installed {
+        profile: &installation.settings.profile,
+        image: &installation.settings.image,
+        namespace: &namespace,
+        route,
+        gateway: (!domains.is_empty()).then_some(Gateway { domains, port }),
+        counts: plan.counts(),
+    };
+    match args.output.output {
+        Output::Json => report::print_json(&installed)?,
+        Output::Text if global.quiet => {}
+        Output::Text => report::print(&next_steps(&installed)),
+    }
+    Ok(())
+}
+
+fn next_steps(installed: &Installed<'_>) -> String {
+    let Installed { profile, namespace, route, gateway, .. } = installed;
+    let mut lines = vec![
+        String::new(),
+        format!("installed profile {profile} in namespace {namespace}"),
+        format!("  route    {route}"),
+        "  clients  bko-install certs export --dir certs".to_owned(),
+    ];
+    if let Some(Gateway { domains, port }) = gateway {
+        let names: Vec<_> = domains.iter().map(|domain| format!("*.{domain}")).collect();
+        lines.push(format!("  dns      point {} at the address of Service {namespace}/buildkit-operator-gateway", names.join(", ")));
+        lines.push(format!("  builds   tcp://<daemon>.{}:{port}", domains.first().map_or("", String::as_str)));
+    }
+    lines.push("  status   bko-install cluster status".to_owned());
+    lines.join("\n")
+}

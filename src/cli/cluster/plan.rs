@@ -1,0 +1,62 @@
+//! `bko-install cluster plan`.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::super::bundle::BundleArgs;
+use super::super::exit::{Code, Failure};
+use super::super::{Global, Output, OutputArgs, report};
+use super::{LimitArgs, bundle, session};
+use crate::install::{self, Installation};
+use crate::plan::{Action, Plan};
+
+/// Print what `init` would do.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Which bundle.
+    #[command(flatten)]
+    pub bundle: BundleArgs,
+    /// How to print the plan.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// How long the API server may take
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// Plan to take over fields that other managers own
+    #[arg(long)]
+    pub force_conflicts: bool,
+}
+
+pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> {
+    let cluster = session::open(global, args.limits.concurrency, args.timeout, report::warnings(global)).await?;
+    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    let installation = Installation {
+        rendered: wanted.rendered,
+        settings: wanted.settings,
+        force_conflicts: args.force_conflicts,
+        stop_after: None,
+    };
+    let (plan, _) = install::prepare(&cluster, &installation).await.map_err(session::failure)?;
+    match args.output.output {
+        Output::Json => report::print_json(&plan)?,
+        Output::Text => report::print(&text(&plan, global.verbose)?),
+    }
+    if plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) }
+}
+
+/// The plan; with `-v`, whole manifests of what will be created.
+fn text(plan: &Plan, verbose: u8) -> Result<String, Failure> {
+    let mut text = plan.to_string();
+    if verbose > 0 {
+        for change in plan.changes().filter(|change| change.action == Action::Create) {
+            let body: Value = change.body.masked();
+            text.push_str(&format!("---\n# {}\n{}", change.id, serde_yaml::to_string(&body)?));
+        }
+    }
+    Ok(text)
+}

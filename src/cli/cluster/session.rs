@@ -1,0 +1,150 @@
+//! A connected run: limits, interruption, and errors turned into exit codes.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::super::exit::{Code, Failure};
+use super::super::{Global, report};
+use crate::cluster::lock::LockError;
+use crate::cluster::record::{NAME, RecordError};
+use crate::cluster::wait::WaitError;
+use crate::cluster::{Cluster, Limits, Reporter, RequestError, client};
+use crate::install::InstallError;
+
+/// Connects, and makes Ctrl-C end the run after the requests in flight; the
+/// second Ctrl-C ends it at once.
+pub(super) async fn open(
+    global: &Global,
+    concurrency: u16,
+    timeout: Duration,
+    reporter: Reporter,
+) -> Result<Cluster, Failure> {
+    let deadline = now() + timeout;
+    let client = client::connect(global).await?;
+    let interrupt = CancellationToken::new();
+    tokio::spawn(watch_signals(interrupt.clone(), global.clone()));
+    let limits = Limits { concurrency: concurrency.into(), deadline };
+    Ok(Cluster::new(client, limits, interrupt, reporter))
+}
+
+async fn watch_signals(interrupt: CancellationToken, global: Global) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else { return };
+    for round in 0.. {
+        tokio::select! {
+            _ = int.recv() => {}
+            _ = term.recv() => {}
+        }
+        if round > 0 {
+            std::process::exit(Code::Interrupted as i32);
+        }
+        interrupt.cancel();
+        report::message(&global, "stopping after the requests in flight; once more stops at once");
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the run's deadline is set here, once")]
+fn now() -> tokio::time::Instant {
+    tokio::time::Instant::now()
+}
+
+/// An installation's error, with its exit code and how to mend it.
+pub(super) fn failure(error: InstallError) -> Failure {
+    match error {
+        InstallError::Apply(error) => request(error),
+        InstallError::Observe(mut errors) if errors.len() == 1 => match errors.pop() {
+            Some(error) => request(error),
+            None => Failure::silent(Code::Failed),
+        },
+        InstallError::Observe(errors) => {
+            let hint = errors.iter().find_map(hint);
+            with_hint(Failure::new(Code::Failed, InstallError::Observe(errors)), hint)
+        }
+        InstallError::Certificates(error) => {
+            let hint = error.hint();
+            with_hint(Failure::new(Code::Failed, error), hint)
+        }
+        InstallError::Record(error) => record(error),
+        InstallError::Lock(error) => lock(error),
+        InstallError::Wait(error) => wait(error),
+        error => Failure::new(Code::Failed, error),
+    }
+}
+
+/// An error of the record.
+pub(super) fn record(error: RecordError) -> Failure {
+    let hint = error.hint();
+    match error {
+        RecordError::Request { source: source @ RequestError::Interrupted, .. } => request(source),
+        RecordError::Request { source, what } => {
+            let hint = self::hint(&source);
+            with_hint(Failure::new(Code::Failed, RecordError::Request { what, source }), hint)
+        }
+        error => with_hint(Failure::new(Code::Failed, error), hint),
+    }
+}
+
+fn lock(error: LockError) -> Failure {
+    match error {
+        LockError::Interrupted => Failure::new(Code::Interrupted, error),
+        LockError::Held { .. } => {
+            let hint = format!("wait until it has ended; lease \"{NAME}\" in the operator namespace says who it is");
+            Failure::new(Code::Refused, error).hint(hint)
+        }
+        LockError::Lost => Failure::new(Code::Failed, error).hint("run the same command again: it goes on from there"),
+        error => Failure::new(Code::Failed, error),
+    }
+}
+
+fn wait(error: WaitError) -> Failure {
+    match error {
+        WaitError::Interrupted => request(RequestError::Interrupted),
+        WaitError::Request(error) => request(error),
+        WaitError::NotReady(ref why) => {
+            let hint = why.missing_image().map(|image| {
+                format!(
+                    "the nodes cannot get image \"{image}\": push it to a registry that they reach and pass \
+                     `--image REF`, or write it with `bko-install image --output bko-install.tar` and import it \
+                     on every node with `ctr -n k8s.io images import bko-install.tar`"
+                )
+            });
+            with_hint(Failure::new(Code::NotReady, error), hint)
+        }
+        error => Failure::new(Code::Failed, error),
+    }
+}
+
+/// An error of one request.
+fn request(error: RequestError) -> Failure {
+    let code = match error {
+        RequestError::Interrupted => Code::Interrupted,
+        RequestError::Deadline { .. } => Code::NotReady,
+        _ => Code::Failed,
+    };
+    let hint = hint(&error);
+    with_hint(Failure::new(code, error), hint)
+}
+
+fn hint(error: &RequestError) -> Option<String> {
+    Some(match error {
+        RequestError::Interrupted => "run the same command again: it goes on from there".into(),
+        RequestError::Forbidden { user, permission } => {
+            format!("let {user} {permission} by a role and a binding, or use credentials that may")
+        }
+        RequestError::Unauthorized { .. } => "log in again, or choose other credentials with --context".into(),
+        RequestError::Conflict { .. } => {
+            "take the fields over with --force-conflicts, or make their owner give them up".into()
+        }
+        RequestError::NotServed { .. } => "install what defines this kind first, or choose a profile without it".into(),
+        RequestError::Deadline { .. } => "allow more time with --timeout".into(),
+        _ => return None,
+    })
+}
+
+fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}

@@ -1,0 +1,110 @@
+//! What happens during a run, as values.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::manifest::{ObjectId, Runlevel};
+use crate::plan::{Counts, Progress};
+
+/// Where events go.
+pub type Reporter = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// One thing that happened; never holds a secret.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// The plan is made.
+    Planned {
+        /// How many objects each action concerns.
+        #[serde(flatten)]
+        counts: Counts,
+    },
+    /// Nothing has to be written.
+    UpToDate,
+    /// The record was written.
+    Recorded {
+        /// What it says.
+        state: Progress,
+    },
+    /// A level begins.
+    Level {
+        /// Which one.
+        runlevel: Runlevel,
+        /// How many of its objects are written.
+        writes: usize,
+        /// How many objects it has.
+        objects: usize,
+    },
+    /// An object was written.
+    Applied {
+        /// The object.
+        object: ObjectId,
+        /// What was done.
+        verb: Verb,
+    },
+    /// An object is not ready yet.
+    Waiting {
+        /// The object.
+        object: ObjectId,
+        /// What it waits for.
+        why: String,
+    },
+    /// An object that had to be waited for is ready.
+    Ready {
+        /// The object.
+        object: ObjectId,
+    },
+    /// Every object of a level is ready.
+    LevelReady {
+        /// Which one.
+        runlevel: Runlevel,
+        /// Since the level began.
+        duration_ms: u64,
+    },
+    /// A request is tried again.
+    Retrying {
+        /// What was asked.
+        request: String,
+        /// Why it did not succeed.
+        why: String,
+        /// Until the next attempt.
+        delay_ms: u64,
+    },
+    /// Something that a person should know and that does not stop the run.
+    Warning {
+        /// What.
+        message: String,
+    },
+}
+
+/// What was done to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// It did not exist.
+    Created,
+    /// It was changed.
+    Configured,
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Planned { counts } => write!(f, "plan: {counts}"),
+            Self::UpToDate => write!(f, "nothing to write"),
+            Self::Recorded { state: Progress::Applying } => write!(f, "recorded the intent"),
+            Self::Recorded { state: Progress::Installed } => write!(f, "recorded the success"),
+            Self::Recorded { state: Progress::Failed } => write!(f, "recorded the failure"),
+            Self::Level { runlevel, writes, objects } => write!(f, "{runlevel}: {writes} of {objects} objects to write"),
+            Self::Applied { object, verb: Verb::Created } => write!(f, "created {object}"),
+            Self::Applied { object, verb: Verb::Configured } => write!(f, "configured {object}"),
+            Self::Waiting { object, why } => write!(f, "waiting for {object}: {why}"),
+            Self::Ready { object } => write!(f, "ready {object}"),
+            Self::LevelReady { runlevel, duration_ms } => write!(f, "{runlevel}: ready after {duration_ms} ms"),
+            Self::Retrying { request, why, delay_ms } => write!(f, "trying again in {delay_ms} ms to {request}: {why}"),
+            Self::Warning { message } => write!(f, "warning: {message}"),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Waiting until objects are ready: one watch an object, and for workloads one
+//! on their pods, so that the cause is known the moment it appears.
+
+mod follow;
+
+use std::time::Duration;
+
+use futures::stream::FuturesUnordered;
+use futures::TryStreamExt as _;
+
+use super::apply::Applied;
+use super::{Cluster, Event, RequestError, retry};
+use crate::manifest::ObjectId;
+use crate::plan::Change;
+use crate::readiness::{self, Culprit, State, Why};
+
+/// How long something is waited for that an installation can do without: an
+/// address of a load balancer may never come.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Why waiting ended without success.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// An object is not ready.
+    #[error("{0}")]
+    NotReady(Box<NotReady>),
+    /// A request failed.
+    #[error("cannot wait for {object}")]
+    Watch {
+        /// The object.
+        object: ObjectId,
+        /// Why.
+        source: Box<kube::runtime::watcher::Error>,
+    },
+    /// The kind cannot be looked up.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The run was interrupted.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// An object that is not ready, down to the root cause.
+#[derive(Debug)]
+pub struct NotReady {
+    /// The object.
+    pub object: ObjectId,
+    /// What its rule says.
+    pub why: String,
+    /// The pod that explains it.
+    pub culprit: Option<Culprit>,
+    /// The last lines that the pod wrote.
+    pub lines: Vec<String>,
+    /// The last warnings about it.
+    pub events: Vec<String>,
+    /// Whether the deadline passed; otherwise waiting is of no use.
+    pub timed_out: bool,
+}
+
+impl NotReady {
+    /// The image that cannot be had, if that is the cause.
+    pub fn missing_image(&self) -> Option<&str> {
+        match &self.culprit.as_ref()?.trouble.why {
+            Why::Image(image) | Why::ImagePending(image) => Some(image),
+            _ => None,
+        }
+    }
+}
+
+/// Object → pod → container → last events → last lines.
+impl std::fmt::Display for NotReady {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let how = if self.timed_out { "is not ready in time" } else { "will not become ready" };
+        write!(f, "{} {how}: {}", self.object, self.why)?;
+        if let Some(culprit) = &self.culprit {
+            write!(f, "\n  pod \"{}\": {}", culprit.pod, culprit.trouble.describe())?;
+        }
+        self.events.iter().try_for_each(|event| write!(f, "\n  event: {event}"))?;
+        self.lines.iter().try_for_each(|line| write!(f, "\n  log: {line}"))
+    }
+}
+
+/// Waits until every object of a level is ready.
+///
+/// # Errors
+/// The first object that will not become ready, or any that is not when the
+/// deadline passes.
+pub async fn level(cluster: &Cluster, applied: &[Applied]) -> Result<(), WaitError> {
+    let waiting: FuturesUnordered<_> = applied
+        .iter()
+        .filter(|object| readiness::has_rule(&object.id.group, &object.id.kind))
+        .map(|object| one(cluster, object))
+        .collect();
+    waiting.try_collect().await
+}
+
+/// Why an object that is not ready is not, as far as it can be told at once;
+/// nothing when it is ready after all.
+pub async fn explain(cluster: &Cluster, object: Applied) -> Option<NotReady> {
+    let cluster = cluster.until(super::request::now() + Duration::from_secs(1));
+    match one(&cluster, &object).await {
+        Err(WaitError::NotReady(why)) => Some(*why),
+        _ => None,
+    }
+}
+
+/// Waits until these definitions are established and discovery serves them
+/// twice in a row: behind a load balancer, one API server learns it before another.
+pub(super) async fn until_served(
+    cluster: &Cluster,
+    definitions: &[Change],
+    applied: &[Applied],
+) -> Result<(), RequestError> {
+    let fresh = |change: &&Change| applied.iter().any(|a| a.id == change.id && a.written);
+    for change in definitions.iter().filter(fresh) {
+        let body = change.body.expose();
+        let text = |pointer: &str| body.pointer(pointer).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+        let versions = body.pointer("/spec/versions").and_then(|v| v.as_array()).into_iter().flatten();
+        for version in versions.filter(|v| v["served"] == true) {
+            let kind = ObjectId {
+                group: text("/spec/group"),
+                version: version["name"].as_str().unwrap_or_default().to_owned(),
+                kind: text("/spec/names/kind"),
+                namespace: None,
+                name: change.id.name.clone(),
+            };
+            serve(cluster, &kind).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn serve(cluster: &Cluster, kind: &ObjectId) -> Result<(), RequestError> {
+    let (mut in_a_row, mut attempt) = (0, 0);
+    while in_a_row < 2 {
+        cluster.kinds.forget(kind);
+        if cluster.find_resource(kind).await?.is_some() {
+            in_a_row += 1;
+            continue;
+        }
+        (in_a_row, attempt) = (0, attempt + 1);
+        let request = format!("find kind {} in {}", kind.kind, kind.api_version());
+        if !cluster.pause(&request, "not served yet".into(), retry::pause(attempt, None)).await? {
+            return Err(RequestError::NotServed { object: kind.clone() });
+        }
+    }
+    Ok(())
+}
+
+async fn one(cluster: &Cluster, applied: &Applied) -> Result<(), WaitError> {
+    let mut follow = follow::Follow::new(cluster, applied).await?;
+    let optional = readiness::is_optional(&applied.id.group, &applied.id.kind);
+    // What was not written had all the time in the world before.
+    let patience = if applied.written { PATIENCE } else { Duration::from_millis(200) };
+    let began = super::request::now();
+    let patience = if optional { began + patience } else { cluster.limits.deadline };
+    let mut said = None;
+    loop {
+        let step = tokio::select! {
+            step = tokio::time::timeout_at(patience.min(cluster.limits.deadline), follow.next()) => step,
+            () = cluster.interrupt.cancelled() => return Err(WaitError::Interrupted),
+        };
+        let (state, culprit) = match step {
+            Ok(step) => step?,
+            Err(_) if optional => {
+                let why = said.unwrap_or_else(|| "no answer".into());
+                let message = format!("{} is not ready yet, and is not waited for: {why}", applied.id);
+                cluster.report(Event::Warning { message });
+                return Ok(());
+            }
+            Err(_) => return Err(not_ready(cluster, applied, follow.last(), true).await),
+        };
+        match state {
+            State::Ready => {
+                if said.is_some() {
+                    cluster.report(Event::Ready { object: applied.id.clone() });
+                }
+                return Ok(());
+            }
+            State::Failed(_) => return Err(not_ready(cluster, applied, (state, culprit), false).await),
+            State::Pending(why) => {
+                let fatal = culprit.as_ref().is_some_and(|culprit| culprit.trouble.is_fatal());
+                if fatal {
+                    return Err(not_ready(cluster, applied, (State::Pending(why), culprit), false).await);
+                }
+                let why = match &culprit {
+                    Some(culprit) => format!("{why}; pod \"{}\": {}", culprit.pod, culprit.trouble.describe()),
+                    None => why,
+                };
+                if said.as_ref() != Some(&why) {
+                    cluster.report(Event::Waiting { object: applied.id.clone(), why: why.clone() });
+                    said = Some(why);
+                }
+            }
+        }
+    }
+}
+
+async fn not_ready(
+    cluster: &Cluster,
+    applied: &Applied,
+    (state, culprit): (State, Option<Culprit>),
+    timed_out: bool,
+) -> WaitError {
+    let (State::Pending(why) | State::Failed(why)) = state else {
+        return WaitError::Interrupted;
+    };
+    let (mut lines, mut events) = (Vec::new(), Vec::new());
+    match (&culprit, &applied.id.namespace) {
+        (Some(culprit), _) => {
+            lines = cluster.last_lines(culprit).await;
+            if timed_out {
+                events = cluster.last_events(&culprit.namespace, &culprit.pod).await;
+            }
+        }
+        (None, Some(namespace)) => events = cluster.last_events(namespace, &applied.id.name).await,
+        (None, None) => {}
+    }
+    WaitError::NotReady(Box::new(NotReady { object: applied.id.clone(), why, culprit, lines, events, timed_out }))
+}

@@ -1,0 +1,139 @@
+//! Everything that shall be there: rendered objects, certificates, random values.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use serde_json::{Map, Value};
+
+use super::InstallError;
+use crate::certificate::issue::{LiveSecrets, materialise};
+use crate::certificate::{LiveSecret, secret_object};
+use crate::cluster::{Cluster, Event};
+use crate::manifest::{GeneratedSecret, Object, ObjectId, Rendered};
+use crate::plan::Desired;
+
+type SecretKey = (String, String);
+
+/// The desired set. Key material that lives is kept byte for byte.
+pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<Desired, InstallError> {
+    let live = live_secrets(cluster, rendered).await?;
+    let mut desired = Desired { objects: rendered.objects.clone(), authorities: BTreeSet::new() };
+    for outcome in materialise(&rendered.certificates, &live, super::now()).map_err(InstallError::Certificates)? {
+        for message in outcome.warnings {
+            cluster.report(Event::Warning { message });
+        }
+        let Some(data) = outcome.data else { continue };
+        let object = secret_object(&outcome.spec, &data);
+        if outcome.spec.is_authority() {
+            desired.authorities.insert(object.id.clone());
+        }
+        desired.objects.push(object);
+    }
+    desired.objects.extend(generated(&rendered.generated, &live)?);
+    Ok(desired)
+}
+
+/// The live Secrets that hold certificates or random values.
+async fn live_secrets(cluster: &Cluster, rendered: &Rendered) -> Result<LiveSecrets, InstallError> {
+    let certificates = rendered.certificates.iter().map(|c| (c.namespace.clone(), c.secret.clone()));
+    let values = rendered.generated.iter().map(|g| (g.namespace.clone(), g.name.clone()));
+    let keys: BTreeSet<SecretKey> = certificates.chain(values).collect();
+    let read = |(namespace, name): SecretKey| async move {
+        let id = secret_id(&namespace, &name);
+        let Some(live) = cluster.get(&id).await.map_err(|error| InstallError::Observe(vec![error]))? else {
+            return Ok(None);
+        };
+        let secret = LiveSecret::from_manifest(&live).map_err(|why| InstallError::ReadSecret {
+            secret: format!("{namespace}/{name}"),
+            why: why.to_string(),
+        })?;
+        Ok::<_, InstallError>(Some(((namespace, name), secret)))
+    };
+    stream::iter(keys).map(read).buffer_unordered(16).try_filter_map(|found| async { Ok(found) }).try_collect().await
+}
+
+/// Secrets of random values, one for all keys of one name.
+fn generated(wanted: &[GeneratedSecret], live: &LiveSecrets) -> Result<Vec<Object>, InstallError> {
+    let mut objects: BTreeMap<SecretKey, Object> = BTreeMap::new();
+    for value in wanted {
+        let place = (value.namespace.clone(), value.name.clone());
+        let kept = live.get(&place).and_then(|secret| secret.data.get(&value.key)).filter(|bytes| !bytes.is_empty());
+        let bytes = match kept {
+            Some(bytes) => bytes.to_vec(),
+            None => random(value.bytes)?.into_bytes(),
+        };
+        let object = objects.entry(place).or_insert_with(|| empty_secret(value));
+        object.body["data"][&value.key] = STANDARD.encode(bytes).into();
+    }
+    Ok(objects.into_values().collect())
+}
+
+fn empty_secret(value: &GeneratedSecret) -> Object {
+    let labels: Map<String, Value> = value.labels.iter().map(|(k, v)| (k.clone(), v.as_str().into())).collect();
+    let mut body = Value::Object(Map::new());
+    body["apiVersion"] = "v1".into();
+    body["kind"] = "Secret".into();
+    body["metadata"]["name"] = value.name.as_str().into();
+    body["metadata"]["namespace"] = value.namespace.as_str().into();
+    body["metadata"]["labels"] = labels.into();
+    body["type"] = "Opaque".into();
+    Object {
+        id: secret_id(&value.namespace, &value.name),
+        component: value.component.clone(),
+        runlevel: value.runlevel,
+        body,
+        source: format!("generated value \"{}\" of component \"{}\"", value.key, value.component),
+    }
+}
+
+fn secret_id(namespace: &str, name: &str) -> ObjectId {
+    ObjectId {
+        group: String::new(),
+        version: "v1".into(),
+        kind: "Secret".into(),
+        namespace: Some(namespace.into()),
+        name: name.into(),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "random values are made here, once")]
+fn random(bytes: usize) -> Result<String, InstallError> {
+    let mut buffer = vec![0; bytes];
+    getrandom::fill(&mut buffer).map_err(InstallError::Random)?;
+    Ok(URL_SAFE_NO_PAD.encode(buffer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Runlevel;
+
+    fn value(key: &str) -> GeneratedSecret {
+        GeneratedSecret {
+            component: "server".into(),
+            runlevel: Runlevel::Rc1,
+            namespace: "farm".into(),
+            name: "tokens".into(),
+            key: key.into(),
+            bytes: 32,
+            labels: BTreeMap::from([("app".into(), "farm".into())]),
+        }
+    }
+
+    #[test]
+    fn a_value_that_lives_is_kept_and_a_new_one_is_random() {
+        let live = LiveSecrets::from([(
+            ("farm".into(), "tokens".into()),
+            LiveSecret { data: [("api", "kept")].into_iter().collect(), ..LiveSecret::default() },
+        )]);
+        let make = || generated(&[value("api"), value("admin")], &live).unwrap();
+        let (first, second) = (make(), make());
+        assert_eq!(first.len(), 1);
+        assert_eq!(first[0].body["data"]["api"], STANDARD.encode("kept"));
+        let admin = |objects: &[Object]| objects[0].body["data"]["admin"].as_str().unwrap().to_owned();
+        assert_ne!(admin(&first), admin(&second));
+        assert_eq!(STANDARD.decode(admin(&first)).unwrap().len(), 43);
+    }
+}

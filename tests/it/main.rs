@@ -1,6 +1,10 @@
 //! Everything that needs no cluster: rendering, plans, the command line, and
 //! sockets on loopback.
 
+mod export;
+mod keys;
+mod profiles;
+mod rendering;
 mod daemons;
 mod gateway;
 mod keys;

@@ -57,15 +57,19 @@ impl ColdStarts {
         ready: impl Future<Output = Result<(), ProvisionError>>,
     ) -> Result<(), ColdStartError> {
         let mut ready = pin!(ready);
-        let slot = {
-            let ticket = Ticket::draw(self);
-            tokio::select! {
-                biased;
-                done = &mut ready => return done.map_err(|error| match error {
-                    ProvisionError::NotReady { .. } => ColdStartError::Queued(ticket.position()),
-                    error => ColdStartError::Provision(error),
-                }),
-                slot = self.slots.acquire() => slot,
+        let slot = match self.slots.try_acquire() {
+            Ok(slot) => slot,
+            Err(_) => {
+                let ticket = Ticket::draw(self);
+                tokio::select! {
+                    biased;
+                    done = &mut ready => return done.map_err(|error| match error {
+                        ProvisionError::NotReady { .. } => ColdStartError::Queued(ticket.position()),
+                        error => ColdStartError::Provision(error),
+                    }),
+                    // Fair: a slot that is given back goes to who queued first.
+                    Ok(slot) = self.slots.acquire() => slot,
+                }
             }
         };
         let _starting = self.metrics.cold_start();

@@ -136,12 +136,19 @@ impl Shared {
         // Any text may be sent; what is no key names no project.
         let Ok(key) = completion.key.parse::<ProjectKey>() else { return completed(identity, Released::Nothing) };
         call.about(&key);
-        let deadline = call.since() + self.config.route_wait;
-        let released = timeout_at(deadline, self.provisioner.end(&key, build.as_ref()))
+        let released = self.release(call, key, build).await?;
+        completed(identity, released)
+    }
+
+    /// Runs to its end even if the caller leaves: half a release is none.
+    async fn release(&self, call: &Call, key: ProjectKey, build: Option<BuildId>) -> Result<Released, Refusal> {
+        let provisioner = Arc::clone(&self.provisioner);
+        let released = self.releases.spawn(async move { provisioner.end(&key, build.as_ref()).await });
+        timeout_at(call.since() + self.config.route_wait, released)
             .await
             .map_err(|_| Refusal::out_of_time("release build"))?
-            .map_err(|error| Refusal::provisioning("release build", error))?;
-        completed(identity, released)
+            .map_err(|error| Refusal::internal(format!("release build: {error}")))?
+            .map_err(|error| Refusal::provisioning("release build", error))
     }
 
     /// The build that a `/complete` names; none means the oldest, which only

@@ -16,3 +16,4 @@ mod key_command;
 mod keys;
 mod plans;
 mod readiness;
+mod router;

@@ -74,6 +74,23 @@ async fn an_entry_that_may_have_been_persisted_is_released_and_a_refused_one_is_
     }
 }
 
+#[tokio::test]
+async fn a_completion_goes_on_when_its_client_leaves() {
+    let memory = Arc::new(Memory::ready());
+    let router = Router::new(open(), memory.clone(), Metrics::default());
+    post(&router, "/route", SHOP).await;
+    memory.hold(Step::End);
+    let complete = tokio::spawn({
+        let router = router.clone();
+        async move { post(&router, "/complete", r#"{"key":"p41bd34a2227aca39"}"#).await }
+    });
+    memory.until(|seen| seen.calls.contains_key(&Step::End)).await;
+    complete.abort();
+    assert!(complete.await.unwrap_err().is_cancelled());
+    memory.let_go(Step::End);
+    memory.until(|seen| entries(seen, SHOP_KEY) == 0).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_is_a_503_within_the_budget() {
     for step in [Step::Ensure, Step::Begin] {

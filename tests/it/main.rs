@@ -2,3 +2,4 @@
 //! sockets on loopback.
 
 mod keys;
+mod router;

@@ -7,8 +7,8 @@ use bko_install::router::{Config, RouteArgs, Secret, Timeouts};
 use clap::Parser;
 
 use super::Server;
-use super::memory::{Memory, Shared};
 use super::differences::DIFFERENCES;
+use super::memory::{Memory, Shared};
 use super::replay::{self, Exchange, GROUPS, Subject};
 
 /// The recorded server's flags: the routing API's own, and its provisioner's.

@@ -43,7 +43,8 @@ async fn a_dripping_client_gains_no_time() {
         received = read_all(&mut read) => assert_eq!(received.unwrap(), alert(INTERNAL_ERROR)),
     }
     let took = began.elapsed();
-    assert!(took >= hello && took < hello * 3, "{took:?}");
+    assert!(took >= hello && took < hello * 4, "{took:?}");
+    drop((read, write));
     assert_eq!(farm.rejected(Rejection::Timeout), 1);
     farm.ended().await;
 }
@@ -83,7 +84,7 @@ async fn connections_are_limited_in_all() {
     drop(first);
     until(|| farm.metrics.active.get() == 1).await;
     let _third = (farm.send(hello).await, daemon.accept().await);
-    assert_eq!(farm.metrics.routed.get(), 3);
+    until(|| farm.metrics.routed.get() == 3).await;
     farm.ended().await;
 }
 
@@ -138,14 +139,14 @@ async fn the_count_of_open_sockets_sees_both_sides_of_a_stream() {
 
 #[tokio::test]
 async fn shutdown_lets_a_stream_finish_and_takes_no_new_one() {
-    let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
+    let drain = Config::default().drain;
+    let (farm, daemon) = (Farm::start(Config { drain, ..config() }).await, RawDaemon::start().await);
     farm.list(DAEMON, &[daemon.address]);
     let (mut client, mut stream) = (farm.send(&hellos::captured()[0].2).await, daemon.accept().await);
     farm.shut_down();
     // The listener goes; what is being relayed stays.
     within(async { while TcpStream::connect(farm.address).await.is_ok() {} }).await;
     stream.write_all(b"late answer").await.unwrap();
-    drop(stream.split());
     client.shutdown().await.unwrap();
     let mut rest = Vec::new();
     within(stream.read_to_end(&mut rest)).await.unwrap();
@@ -174,7 +175,6 @@ async fn the_end_of_the_drain_cuts_what_is_left() {
     assert!(began.elapsed() >= drain, "{:?}", began.elapsed());
     for (side, what) in [(&mut client, "client"), (&mut stream, "daemon")] {
         let end = read_all(side).await;
-        // The daemon still has the hello to read before it comes to the reset.
         assert!(matches!(&end, Err(error) if error.kind() == ErrorKind::ConnectionReset), "{what}: {end:?}");
     }
     assert_eq!((farm.rejected(Rejection::Draining), farm.closed(Close::Cut)), (2, 1));
@@ -194,7 +194,8 @@ async fn clients_that_the_kernel_accepted_before_the_shutdown_are_served() {
     }
     let shutdown = CancellationToken::new();
     shutdown.cancel();
-    let farm = Farm::serve(listener, config(), shutdown);
+    let drain = Config::default().drain;
+    let farm = Farm::serve(listener, Config { drain, ..config() }, shutdown);
     farm.list(DAEMON, &[daemon.address]);
     for client in &mut clients {
         client.write_all(&hellos::captured()[0].2).await.unwrap();

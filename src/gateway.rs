@@ -1,8 +1,8 @@
 //! The gateway: reads the server name of a TLS ClientHello, maps it to a
 //! daemon, and relays the still-encrypted bytes. It terminates no TLS.
 //!
-//! A connection's way: accept → [`peek`] (deadlines) → [`backend`] (choose,
-//! hold, dial) → replay → [`relay`] → end. A refused client gets an [`alert`].
+//! A connection's way: accept → `peek` (deadlines) → `backend` (choose,
+//! hold, dial) → replay → `relay` → end. A refused client gets an `alert`.
 //! Parsing ([`crate::sni`]), the choice of a backend and the moving of bytes
 //! know nothing of the event loop that drives them.
 

@@ -1,7 +1,7 @@
 //! Bytes both ways between a client and its daemon.
 //!
 //! The ends are carried over one by one; a reset of either side resets the
-//! other. Which bytes move is decided in [`half`]; here is only who is waited
+//! other. Which bytes move is decided in `half`; here is only who is waited
 //! for, on tokio's readiness.
 #![expect(clippy::disallowed_methods, reason = "the surviving half of a stream has a deadline")]
 

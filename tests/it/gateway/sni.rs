@@ -45,7 +45,7 @@ fn agree(bytes: &[u8]) -> Result<(), TestCaseError> {
         (Peek::Sni(ours), Ok(Some(Some(theirs)))) => prop_assert_eq!(ours.to_ascii_lowercase(), theirs),
         // rustls hides names that are no DNS names, addresses for example.
         (Peek::Sni(ours), Ok(Some(None))) => {
-            let known = matches!(rustls::pki_types::DnsName::try_from(ours.as_str()), Ok(_));
+            let known = rustls::pki_types::DnsName::try_from(ours.as_str()).is_ok();
             prop_assert!(!known, "rustls sees no name in {}", ours);
         }
         (Peek::Sni(_), Err(_)) | (Peek::Incomplete, Ok(None)) => {}

@@ -27,9 +27,10 @@ pub(super) const DAEMON: &str = "buildkitd-abc123";
 /// No test waits longer for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Two domains, and a short drain since most tests leave streams open.
 pub(super) fn config() -> Config {
     let domains = ["builds.example.org", "ci.test"].map(str::to_owned).to_vec();
-    Config { domains: Domains::new(domains).unwrap(), ..Config::default() }
+    Config { domains: Domains::new(domains).unwrap(), drain: Duration::from_millis(50), ..Config::default() }
 }
 
 /// A running gateway.

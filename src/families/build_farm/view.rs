@@ -15,7 +15,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
@@ -44,6 +44,7 @@ pub struct View {
     pods: Store<Pod>,
     waiters: Mutex<HashMap<String, Weak<Notify>>>,
     triggers: Mutex<Option<mpsc::UnboundedSender<ObjectRef<BuildProject>>>>,
+    filled: watch::Sender<bool>,
 }
 
 impl View {
@@ -60,7 +61,9 @@ impl View {
             pods: pods.as_reader(),
             waiters: Mutex::default(),
             triggers: Mutex::default(),
+            filled: watch::Sender::new(false),
         });
+        tokio::spawn(view.clone().fill());
         tokio::spawn(view.clone().follow_projects(client.clone(), shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), sets, shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), services, shutdown.clone()));
@@ -70,12 +73,19 @@ impl View {
 
     /// Returns when every cache has been filled once.
     pub async fn synced(&self) {
+        // The sender lives as long as this value, so that waiting cannot fail.
+        let _ = self.filled.subscribe().wait_for(|filled| *filled).await;
+    }
+
+    /// A store wakes only one of those who wait for it: this is the one.
+    async fn fill(self: Arc<Self>) {
         let _ = tokio::join!(
             self.projects.wait_until_ready(),
             self.sets.wait_until_ready(),
             self.services.wait_until_ready(),
             self.pods.wait_until_ready(),
         );
+        self.filled.send_replace(true);
     }
 
     /// The newest known copy of a project.

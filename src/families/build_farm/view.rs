@@ -251,7 +251,10 @@ impl View {
     {
         let api = Api::<K>::namespaced(client, &self.namespace);
         let config = watcher::Config::default().labels(DAEMON_SELECTOR);
-        let stream = watcher(api, config).default_backoff().modify(|object| object.managed_fields_mut().clear());
+        let stream = watcher(api, config).default_backoff().modify(|object| {
+            // Large and never read. Absent, not empty: an empty list in a write would reset it.
+            object.meta_mut().managed_fields = None;
+        });
         let mut events = Box::pin(stream);
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         while let Some(event) = next(&mut events, &kind, &shutdown).await {

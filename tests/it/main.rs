@@ -3,5 +3,6 @@
 
 mod certificates;
 mod keys;
+mod install;
 mod plans;
 mod readiness;

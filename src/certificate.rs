@@ -11,6 +11,7 @@
 mod decide;
 mod declare;
 pub mod issue;
+mod key;
 mod live;
 mod secret;
 

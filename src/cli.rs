@@ -32,6 +32,7 @@ pub struct Cli {
 
 /// Options that every command takes.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Global options")]
 pub struct Global {
     /// Path to the kubeconfig file [default: $KUBECONFIG, then ~/.kube/config, then the pod's service account]
     #[arg(long, global = true, value_name = "FILE")]
@@ -85,7 +86,7 @@ pub enum Command {
     /// Write this executable as an OCI image; needs no Docker
     Image(image::ImageArgs),
     /// Run the roles controller, route and gateway
-    Server(server::ServerArgs),
+    Server(Box<server::ServerCommand>),
     /// Print the project key of a repository; needs no cluster
     Key(key::KeyArgs),
     /// Print a completion script for a shell
@@ -104,7 +105,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Profile(command) => profile::run(command, global),
         Command::Certs(command) => certs::run(command, global),
         Command::Image(args) => image::run(args, global),
-        Command::Server(args) => server::run(args, global),
+        Command::Server(args) => server::run(*args, global),
         Command::Key(args) => key::run(args, global),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "bko-install", &mut std::io::stdout());

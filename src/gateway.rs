@@ -1,4 +1,238 @@
 //! The gateway: reads the server name of a TLS ClientHello, maps it to a
-//! daemon, and relays the still-encrypted bytes.
+//! daemon, and relays the still-encrypted bytes. It terminates no TLS.
+//!
+//! A connection's way: accept → [`peek`] (deadlines) → [`backend`] (choose,
+//! hold, dial) → replay → [`relay`] → end. A refused client gets an [`alert`].
+//! Parsing ([`crate::sni`]), the choice of a backend and the moving of bytes
+//! know nothing of the event loop that drives them.
 
+mod accept;
+mod alert;
+pub mod args;
+mod backend;
+mod connection;
 pub mod directory;
+mod limits;
+pub mod metrics;
+mod peek;
+mod relay;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::sni::{Domains, Reason};
+use directory::Directory;
+use limits::{Lobby, Streams};
+use metrics::Metrics;
+pub use relay::Close;
+
+/// Keepalive: idle time, interval, probes. Finds a peer that vanished without
+/// data in flight in 60 s.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
+
+/// `TCP_USER_TIMEOUT`: finds a peer that vanished with data in flight. What
+/// gRPC, and so BuildKit's client, sets for itself.
+const USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Refused clients that may take their time at once to read their alert.
+const LINGERING: usize = 256;
+
+/// What the gateway is told. Times are from accept unless they say otherwise.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Domains that daemons are reached under.
+    pub domains: Domains,
+    /// Most connections that have shown a server name; 0 for no limit, as in the reference.
+    pub max_conns: usize,
+    /// Most connections that have not; a newcomer takes the place of the oldest. 0 for no limit.
+    pub max_peeking: usize,
+    /// Most connections that wait for their daemon; 0 for no limit.
+    pub max_held: usize,
+    /// How long streams may go on after shutdown. The reference's default.
+    pub drain: Duration,
+    /// Until the first byte.
+    pub first_byte: Duration,
+    /// Until the whole ClientHello.
+    pub hello: Duration,
+    /// Until the daemon is reached: stock clients give up 20 s after they began.
+    pub hold: Duration,
+    /// For one address of a daemon, from its dial. The reference's.
+    pub dial: Duration,
+    /// For one half of a stream without a byte, after the other has ended.
+    pub half_close: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            domains: Domains::default(),
+            max_conns: 0,
+            max_peeking: 4096,
+            max_held: 1024,
+            drain: Duration::from_secs(3600),
+            first_byte: Duration::from_secs(5),
+            hello: Duration::from_secs(10),
+            hold: Duration::from_secs(18),
+            dial: Duration::from_secs(10),
+            half_close: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why a client is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rejection {
+    /// The first bytes are not TLS.
+    NotTls,
+    /// The ClientHello is malformed or ends early.
+    Malformed,
+    /// The ClientHello is too large.
+    TooLarge,
+    /// The ClientHello did not come in time.
+    Timeout,
+    /// The ClientHello names no server.
+    NoSni,
+    /// No project owns the name.
+    Unmatched,
+    /// Too many connections.
+    OverLimit,
+    /// The daemon was not ready in time, or could not be reached.
+    BackendDown,
+    /// The gateway stopped before the connection was routed.
+    Draining,
+}
+
+impl Rejection {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotTls => "not_tls",
+            Self::Malformed => "malformed",
+            Self::TooLarge => "too_large",
+            Self::Timeout => "timeout",
+            Self::NoSni => "no_sni",
+            Self::Unmatched => "unmatched",
+            Self::OverLimit => "over_limit",
+            Self::BackendDown => "backend_down",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+impl From<Reason> for Rejection {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::NotTls => Self::NotTls,
+            Reason::Malformed => Self::Malformed,
+            Reason::TooLarge => Self::TooLarge,
+            Reason::NoSni => Self::NoSni,
+        }
+    }
+}
+
+/// Why a connection is not routed.
+#[derive(Debug)]
+enum Refusal {
+    /// We refuse it.
+    Rejected(Rejection),
+    /// The client left.
+    Gone,
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Gateway {
+    config: Config,
+    directory: Arc<Directory>,
+    metrics: Arc<Metrics>,
+    pool: relay::Pool,
+    lobby: Lobby,
+    conns: Arc<Semaphore>,
+    held: Arc<Semaphore>,
+    lingering: Semaphore,
+    streams: Streams,
+    /// Ends every connection.
+    cut: CancellationToken,
+}
+
+/// Serves `listener` until `shutdown`, then lets streams finish for
+/// [`Config::drain`] and cuts those that are left. When to stop accepting is the
+/// caller's choice. `directory` should have been filled before the first client
+/// comes: a name that is not in it is refused.
+pub async fn run(
+    listener: TcpListener,
+    config: Config,
+    directory: Arc<Directory>,
+    metrics: Arc<Metrics>,
+    shutdown: CancellationToken,
+) {
+    tune(&listener);
+    let gateway = Arc::new(Gateway {
+        lobby: Lobby::new(config.max_peeking),
+        conns: limits::permits(config.max_conns),
+        held: limits::permits(config.max_held),
+        lingering: Semaphore::new(LINGERING),
+        pool: relay::Pool::default(),
+        streams: Streams::default(),
+        cut: CancellationToken::new(),
+        config,
+        directory,
+        metrics,
+    });
+    let tasks = TaskTracker::new();
+    accept::accept(&gateway, &listener, &tasks, &shutdown).await;
+    drop(listener);
+    drain(&gateway, &tasks).await;
+}
+
+async fn drain(gateway: &Gateway, tasks: &TaskTracker) {
+    tasks.close();
+    tracing::info!(connections = tasks.len(), "draining");
+    if tokio::time::timeout(gateway.config.drain, tasks.wait()).await.is_err() {
+        gateway.cut.cancel();
+        tasks.wait().await;
+    }
+    tracing::info!("drained");
+}
+
+/// Sets what every connection needs. Accepted sockets have it from their
+/// listener, which saves six system calls for each.
+fn tune<'a>(socket: impl Into<SockRef<'a>>) {
+    let socket = socket.into();
+    let (idle, interval, probes) = KEEPALIVE;
+    let keepalive = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(probes);
+    let tuned = socket
+        .set_tcp_nodelay(true)
+        .and_then(|()| socket.set_tcp_keepalive(&keepalive))
+        .and_then(|()| socket.set_tcp_user_timeout(Some(USER_TIMEOUT)));
+    if let Err(error) = tuned {
+        tracing::debug!(%error, "cannot set the options of a socket");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn accepted_sockets_inherit_the_options_of_their_listener() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        tune(&listener);
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        let socket = SockRef::from(&accepted);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE.0);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE.1);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE.2);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
+    }
+}

@@ -4,7 +4,6 @@
 //! In: static Linux executables. Out: a tar archive, the same bytes for the
 //! same input. Reads files twice, once for digests and once to copy, and holds
 //! none of them in memory.
-#![expect(clippy::disallowed_methods, reason = "reads executables")]
 
 mod archive;
 pub mod elf;
@@ -28,6 +27,9 @@ pub const USER: u32 = 65_532;
 
 /// Where the executable is within the image.
 pub const ENTRYPOINT: &str = "/bko-install";
+
+/// The running executable on Linux, whatever became of its file.
+const OWN: &str = "/proc/self/exe";
 
 /// One executable of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,8 +121,14 @@ pub fn native_arch() -> Option<Arch> {
 /// # Errors
 /// The operating system's.
 pub fn running_executable() -> io::Result<PathBuf> {
-    let link = Path::new("/proc/self/exe");
+    let link = Path::new(OWN);
     if link.exists() { Ok(link.to_owned()) } else { std::env::current_exe() }
+}
+
+/// A path for messages: what the running executable is called.
+fn shown(path: &Path) -> String {
+    let own = (path == Path::new(OWN)).then(|| path.read_link().ok()).flatten();
+    own.as_deref().unwrap_or(path).display().to_string()
 }
 
 /// The reference that names this executable's image unless another is given:
@@ -130,7 +138,7 @@ pub fn running_executable() -> io::Result<PathBuf> {
 /// # Errors
 /// The executable cannot be read.
 pub fn default_reference(executable: &Path) -> Result<String, ImageError> {
-    let error = |source| ImageError::Read { path: executable.display().to_string(), source };
+    let error = |source| ImageError::Read { path: shown(executable), source };
     let mut hash = Sha256::new();
     io::copy(&mut File::open(executable).map_err(error)?, &mut hash).map_err(error)?;
     Ok(reference_of(&hash.finalize()))
@@ -170,7 +178,7 @@ struct Executable {
 }
 
 fn open(platform: &Platform) -> Result<Executable, ImageError> {
-    let path = platform.executable.display().to_string();
+    let path = shown(&platform.executable);
     let error = |source| ImageError::Read { path: path.clone(), source };
     let mut file = File::open(&platform.executable).map_err(error)?;
     let metadata = file.metadata().map_err(error)?;

@@ -22,6 +22,7 @@
 //! | [`gateway`] | accept, peek, dial, relay |
 //! | [`router`] | the routing API over a [`provisioner::Provisioner`] |
 //! | [`provisioner`] | what turns a key into a running, addressable daemon |
+//! | [`server`] | the roles of the control plane, composed
 //! | [`runtime`] | client, admin listener, lease, shutdown |
 //! | [`telemetry`] | logs and metrics |
 //! | [`families`] | what a profile can switch on; `build_farm` is the first |
@@ -43,6 +44,7 @@ pub mod provisioner;
 pub mod readiness;
 pub mod router;
 pub mod runtime;
+pub mod server;
 pub mod sni;
 pub mod telemetry;
 

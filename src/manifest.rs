@@ -7,6 +7,7 @@
 mod bundle;
 mod check;
 pub mod emit;
+pub mod export;
 pub mod fault;
 mod kinds;
 mod position;

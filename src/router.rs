@@ -1,1 +1,97 @@
-//! To be written.
+//! The routing API: `/route`, `/prewarm`, `/complete` and `/healthz` over a
+//! [`Provisioner`], on the wire as the reference has them.
+//!
+//! In go HTTP requests; out come answers, one audit line each, and metrics. It
+//! knows nothing of Kubernetes. A request passes, in this order: identify →
+//! rate → method → decode → validate → ensure → begin → ready? → queue → wait.
+
+mod answer;
+mod args;
+mod audit;
+mod client;
+mod coldstart;
+mod entry;
+mod handlers;
+mod identity;
+mod limit;
+mod metrics;
+mod request;
+mod serve;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::routing::any;
+use tokio_util::task::TaskTracker;
+
+pub use args::{ConfigError, RouteArgs};
+pub use client::{ParseNetwork, TrustedProxies};
+pub use identity::{Auth, Identity, NobodyMayCall, Secret};
+pub use limit::{RateError, RateLimit};
+pub use metrics::Metrics;
+pub use serve::{Arrival, Timeouts, run};
+
+use crate::provisioner::Provisioner;
+use coldstart::ColdStarts;
+
+/// How the routing API behaves.
+#[derive(Debug)]
+pub struct Config {
+    /// Who may call.
+    pub auth: Auth,
+    /// How often, over all callers.
+    pub rate: RateLimit,
+    /// How many routes may wait for a daemon at once; the others queue.
+    pub max_cold_starts: NonZeroUsize,
+    /// The whole time that one route may take: store, queue and wait together.
+    pub route_wait: Duration,
+    /// Whether `/complete` without a build id is refused.
+    pub require_build_id: bool,
+    /// Whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: TrustedProxies,
+}
+
+/// The routing API, ready to be served by [`run`].
+#[derive(Clone, Debug)]
+pub struct Router {
+    app: axum::Router,
+    releases: TaskTracker,
+}
+
+/// What every handler shares.
+struct Shared {
+    config: Config,
+    provisioner: Arc<dyn Provisioner>,
+    cold_starts: ColdStarts,
+    metrics: Metrics,
+    releases: TaskTracker,
+}
+
+impl Router {
+    /// Builds the API over a provisioner.
+    pub fn new(config: Config, provisioner: Arc<dyn Provisioner>, metrics: Metrics) -> Self {
+        let releases = TaskTracker::new();
+        let cold_starts = ColdStarts::new(config.max_cold_starts, metrics.clone());
+        let shared = Arc::new(Shared { config, provisioner, cold_starts, metrics, releases: releases.clone() });
+        let app = axum::Router::new()
+            .route("/route", any(handlers::route))
+            .route("/prewarm", any(handlers::prewarm))
+            .route("/complete", any(handlers::complete))
+            .route("/healthz", any(|| async { StatusCode::OK }))
+            .fallback(answer::not_found)
+            .with_state(shared);
+        Self { app, releases }
+    }
+
+    /// The API as a service, for a caller with its own connections.
+    pub fn service(&self) -> axum::Router {
+        self.app.clone()
+    }
+
+    /// Releases of builds that no client will run, still on their way.
+    pub fn releases(&self) -> &TaskTracker {
+        &self.releases
+    }
+}

@@ -3,21 +3,16 @@
 #![expect(clippy::disallowed_methods, reason = "keys and serial numbers are random")]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, SerialNumber, SignatureAlgorithm,
+    KeyUsagePurpose, SanType, SerialNumber,
 };
-use rustls::crypto::ring::sign::any_supported_type;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::sign::SigningKey;
-use rustls::{SignatureScheme, pki_types};
 use time::OffsetDateTime;
 
+use super::key::Key;
 use super::live::{KeyState, Layout, LiveCertificate, Malformed};
 use super::secret::{CA, CA_KEY, CERT, KEY, LiveSecret, SecretData};
 use super::{
@@ -106,6 +101,27 @@ impl IssueError {
 /// # Errors
 /// See [`IssueError`].
 pub fn materialise(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result<Vec<Outcome>, IssueError> {
+    let outcomes = rehearse(specs, live, now)?;
+    let blocked: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| match &outcome.decision {
+            Decision::Blocked(why) => Some(format!("\"{}\" ({why})", outcome.spec.secret_path())),
+            _ => None,
+        })
+        .collect();
+    if blocked.is_empty() {
+        return Ok(outcomes);
+    }
+    let command = outcomes.iter().map(|outcome| &outcome.spec).find(|spec| spec.is_authority()).map(hand_over_command);
+    Err(IssueError::AuthorityKeyMissing { secrets: blocked.join(", "), command: command.unwrap_or_default() })
+}
+
+/// [`materialise`], but what cannot be signed is an outcome like any other:
+/// what a run would do, for those who only look.
+///
+/// # Errors
+/// See [`IssueError`].
+pub fn rehearse(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result<Vec<Outcome>, IssueError> {
     let mut outcomes = Vec::new();
     let mut signers = BTreeMap::new();
     for spec in specs.iter().filter(|spec| spec.is_authority()) {
@@ -113,25 +129,14 @@ pub fn materialise(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp
         outcomes.push(outcome);
         signers.insert(spec.name.as_str(), (spec, signer));
     }
-    let mut blocked = Vec::new();
-    let mut command = String::new();
     for spec in specs {
         let Role::Leaf { issuer, usages } = &spec.role else { continue };
         let (authority, signer) = signers
             .get(issuer.as_str())
             .ok_or_else(|| IssueError::UnknownAuthority { name: spec.name.clone(), issuer: issuer.clone() })?;
-        let outcome = materialise_leaf(spec, usages, authority, signer.as_ref(), find(live, spec), now)?;
-        if let Decision::Blocked(why) = &outcome.decision {
-            blocked.push(format!("\"{}\" ({why})", spec.secret_path()));
-            command = hand_over_command(authority);
-        }
-        outcomes.push(outcome);
+        outcomes.push(materialise_leaf(spec, usages, authority, signer.as_ref(), find(live, spec), now)?);
     }
-    if blocked.is_empty() {
-        Ok(outcomes)
-    } else {
-        Err(IssueError::AuthorityKeyMissing { secrets: blocked.join(", "), command })
-    }
+    Ok(outcomes)
 }
 
 fn find<'a>(live: &'a LiveSecrets, spec: &CertificateSpec) -> Option<&'a LiveSecret> {
@@ -336,53 +341,4 @@ fn date(at: Timestamp) -> OffsetDateTime {
 
 fn make_error(spec: &CertificateSpec, source: rcgen::Error) -> IssueError {
     IssueError::Make { name: spec.name.clone(), source }
-}
-
-/// A private key in any encoding that rustls reads: an authority that was made
-/// elsewhere may be RSA, and in PKCS#1 or SEC1, which rcgen does not read.
-struct Key {
-    key: Arc<dyn SigningKey>,
-    scheme: SignatureScheme,
-    algorithm: &'static SignatureAlgorithm,
-    /// The key's bits, without the algorithm around them.
-    public: Vec<u8>,
-}
-
-const SCHEMES: [(SignatureScheme, &SignatureAlgorithm); 4] = [
-    (SignatureScheme::ECDSA_NISTP256_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256),
-    (SignatureScheme::ECDSA_NISTP384_SHA384, &rcgen::PKCS_ECDSA_P384_SHA384),
-    (SignatureScheme::ED25519, &rcgen::PKCS_ED25519),
-    (SignatureScheme::RSA_PKCS1_SHA256, &rcgen::PKCS_RSA_SHA256),
-];
-
-impl Key {
-    fn from_pem(pem: &[u8]) -> Option<Self> {
-        let key = any_supported_type(&PrivateKeyDer::from_pem_slice(pem).ok()?).ok()?;
-        let (scheme, algorithm) = SCHEMES.into_iter().find(|(scheme, _)| key.choose_scheme(&[*scheme]).is_some())?;
-        let public = public_bits(&key.public_key()?)?;
-        Some(Self { scheme, algorithm, public, key })
-    }
-}
-
-fn public_bits(info: &pki_types::SubjectPublicKeyInfoDer<'_>) -> Option<Vec<u8>> {
-    use x509_parser::prelude::FromDer as _;
-    let (_, info) = x509_parser::x509::SubjectPublicKeyInfo::from_der(info).ok()?;
-    Some(info.subject_public_key.data.to_vec())
-}
-
-impl rcgen::PublicKeyData for Key {
-    fn der_bytes(&self) -> &[u8] {
-        &self.public
-    }
-
-    fn algorithm(&self) -> &'static SignatureAlgorithm {
-        self.algorithm
-    }
-}
-
-impl rcgen::SigningKey for Key {
-    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
-        let signer = self.key.choose_scheme(&[self.scheme]).ok_or(rcgen::Error::RemoteKeyError)?;
-        signer.sign(message).map_err(|_| rcgen::Error::RemoteKeyError)
-    }
 }

@@ -1,9 +1,16 @@
 //! Which bundle: the options that choose a profile and its values, shared by
 //! every command that renders.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::Value;
+
+use crate::manifest::{self, Bundle, Faults, Rendered};
+use crate::profile::{self, Profile, ProfileSource, Request, Values};
+
+use super::exit::{Code, Failure};
 
 /// Which profile, with which values.
 #[derive(Clone, Debug, Default, Args)]
@@ -20,4 +27,95 @@ pub struct BundleArgs {
     /// Image of our own pods [default: the one that `bko-install image` makes of this executable]
     #[arg(long, value_name = "REF")]
     pub image: Option<String>,
+}
+
+/// What the record remembers of earlier runs.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// The profile that is installed.
+    pub profile: Option<String>,
+    /// Overrides of values: [`Values::overrides`] of the last run.
+    pub overrides: BTreeMap<String, Value>,
+}
+
+/// A profile, its values, and what comes of them.
+#[derive(Clone, Debug)]
+pub struct Bundled {
+    /// The profile.
+    pub profile: Profile,
+    /// Every value and its source.
+    pub values: Values,
+    /// The objects.
+    pub rendered: Rendered,
+}
+
+impl BundleArgs {
+    /// Reads the files, merges the values.
+    ///
+    /// # Errors
+    /// Exit code 2 with every fault of the profile and the values.
+    pub fn resolve(&self, recorded: Recorded) -> Result<(Profile, Values), Failure> {
+        let profile = self.profile.as_deref().or(recorded.profile.as_deref()).unwrap_or(DEFAULT_PROFILE);
+        let request = Request {
+            profile: profile_source(profile)?,
+            recorded: recorded.overrides,
+            files: self.files.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
+            set: self.set.clone(),
+            image: self.image.clone(),
+            default_image: default_image(),
+        };
+        let (profile, values) = profile::resolve(bundle()?, &request).map_err(usage)?;
+        for name in values.forgotten() {
+            tracing::warn!(value.name = %name, "recorded override of a value that this version does not have");
+        }
+        Ok((profile, values))
+    }
+
+    /// Reads the files, merges the values, renders the objects.
+    ///
+    /// # Errors
+    /// Exit code 2 with every fault.
+    pub fn render(&self, recorded: Recorded) -> Result<Bundled, Failure> {
+        let (profile, values) = self.resolve(recorded)?;
+        let rendered = manifest::render(bundle()?, &profile, &values).map_err(usage)?;
+        Ok(Bundled { profile, values, rendered })
+    }
+}
+
+/// The embedded bundle.
+pub(super) fn bundle() -> Result<&'static Bundle, Failure> {
+    Bundle::embedded().map_err(usage)
+}
+
+pub(super) fn usage(faults: Faults) -> Failure {
+    Failure::new(Code::Usage, faults)
+}
+
+const DEFAULT_PROFILE: &str = "default";
+
+/// IMAGE: the reference that `bko-install image` gives the running executable
+/// goes here.
+fn default_image() -> String {
+    format!("docker.io/library/bko-install:{}", crate::VERSION)
+}
+
+/// What looks like a path is one.
+fn profile_source(profile: &str) -> Result<ProfileSource, Failure> {
+    if !profile.contains('/') && !profile.ends_with(".yaml") && !profile.ends_with(".yml") {
+        return Ok(ProfileSource::Named(profile.to_owned()));
+    }
+    let (path, text) = read(Path::new(profile))?;
+    Ok(ProfileSource::File { path, text })
+}
+
+#[expect(clippy::disallowed_methods, reason = "the command line reads the files that it is given")]
+fn read(path: &Path) -> Result<(String, String), Failure> {
+    let shown = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok((shown, text)),
+        Err(error) => {
+            let error = anyhow::Error::new(error).context(format!("cannot read \"{shown}\""));
+            Err(Failure::new(Code::Usage, error))
+        }
+    }
 }

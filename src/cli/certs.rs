@@ -1,15 +1,105 @@
 //! `bko-install certs`.
 
-use clap::Subcommand;
+mod export;
+mod list;
 
-use super::Global;
-use super::exit::Failure;
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+
+use super::exit::{Code, Failure};
+use super::{Global, block_on};
+use crate::certificate::{self, CertificateSpec, LiveSecret};
+use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE};
 
 /// List and export certificates.
 #[derive(Debug, Subcommand)]
-pub enum CertsCommand {}
+pub enum CertsCommand {
+    /// List the certificates in the cluster, with their age and what is wrong with them
+    ///
+    /// The verdict is what the next `cluster init` would do: keep, issue, renew, provided
+    /// (somebody else's, never written) or blocked (nothing here can sign it). Whether their names
+    /// suffice is judged by `cluster plan`, which knows the gateway's domains.
+    List(list::ListArgs),
+    /// Write the client certificate to files, for a CI system: ca.pem, cert.pem, key.pem
+    ///
+    /// The files have mode 0600, and a directory that is made has mode 0700. Files with other
+    /// content are not overwritten, and then nothing is written. Prints the paths.
+    Export(export::ExportArgs),
+}
+
+/// Where the Secrets are.
+#[derive(Clone, Debug, Args)]
+struct Namespaces {
+    /// Namespace of the daemons and their certificates
+    #[arg(long, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE)]
+    namespace: String,
+    /// Namespace of the control plane and the authority
+    #[arg(long, value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE)]
+    operator_namespace: String,
+}
 
 /// Runs the command.
-pub fn run(command: CertsCommand, _global: &Global) -> Result<(), Failure> {
-    match command {}
+pub fn run(command: CertsCommand, global: &Global) -> Result<(), Failure> {
+    block_on(async {
+        // CONNECT: replace by `crate::cluster::client::connect`.
+        let client = connect(global).await?;
+        match command {
+            CertsCommand::List(args) => list::run(args, client).await,
+            CertsCommand::Export(args) => export::run(args, client, global).await,
+        }
+    })
+}
+
+async fn connect(global: &Global) -> Result<kube::Client, Failure> {
+    let options = kube::config::KubeConfigOptions { context: global.context.clone(), ..Default::default() };
+    let config = match &global.kubeconfig {
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)
+                .with_context(|| format!("cannot read kubeconfig \"{}\"", path.display()))?;
+            kube::Config::from_custom_kubeconfig(file, &options).await.context("kubeconfig is unusable")?
+        }
+        None => kube::Config::infer().await.context("found no kubeconfig, and this is no pod")?,
+    };
+    Ok(kube::Client::try_from(config).context("cannot use the kubeconfig")?)
+}
+
+/// The declared certificates, without the names that they must cover: those
+/// come from the values of the installation, which are not known here.
+fn declared(namespaces: &Namespaces) -> Result<Vec<CertificateSpec>, Failure> {
+    let mut environment = minijinja::Environment::new();
+    environment.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+    let render = |template: &str, _: Option<&str>| {
+        let context = minijinja::context! {
+            namespaces => minijinja::context! {
+                operator => &namespaces.operator_namespace,
+                builds => &namespaces.namespace,
+            },
+            clusterDomain => "cluster.local",
+        };
+        environment.render_str(template, context).map_err(|error| error.to_string())
+    };
+    let mut specs = certificate::parse(&certificate::embedded(), &render, &|_| Ok(Vec::new()))?;
+    specs.sort_by_key(|spec| !spec.is_authority());
+    for spec in &mut specs {
+        spec.dns_names.clear();
+        spec.ip_addresses.clear();
+    }
+    Ok(specs)
+}
+
+async fn fetch(client: &kube::Client, namespace: &str, name: &str) -> Result<Option<LiveSecret>, Failure> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    match secrets.get_opt(name).await {
+        Ok(secret) => Ok(secret.map(LiveSecret::from)),
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            let error = anyhow::anyhow!("not allowed to read Secret \"{namespace}/{name}\"");
+            let hint = format!("check with: kubectl --namespace {namespace} auth can-i get secret/{name}");
+            Err(Failure::new(Code::Failed, error).hint(hint))
+        }
+        Err(error) => {
+            Err(anyhow::Error::new(error).context(format!("cannot read Secret \"{namespace}/{name}\"")).into())
+        }
+    }
 }

@@ -13,11 +13,9 @@ use crate::image::{self, ImageError, Platform, Written};
 use crate::key::Arch;
 
 /// Write this executable as an OCI image; needs no Docker.
-///
-/// The archive is an OCI layout that `ctr images import`, `docker load`,
-/// `skopeo` and `kind load image-archive` read. The same executables give the
-/// same bytes. Prints the reference and the digest.
 #[derive(Debug, Args)]
+#[command(after_long_help = "The archive is an OCI layout that `ctr images import`, `docker load`, `skopeo` and \
+    `kind load image-archive` read. The same executables give the same bytes. Prints the reference and the digest.")]
 pub struct ImageArgs {
     /// File to write; `-` is standard output, and the summary then goes to standard error
     #[arg(long, short, value_name = "FILE")]
@@ -25,8 +23,12 @@ pub struct ImageArgs {
     /// Executable of one architecture (amd64 or arm64); repeat for an image of several. This one is included as its own architecture's unless another is named
     #[arg(long, value_name = "ARCH=PATH", value_parser = platform)]
     executable: Vec<Platform>,
-    /// Name of the image, with a tag [default: docker.io/library/bko-install:<version>-<12 hex of the executable's SHA-256>, which is also what `cluster init` installs]
-    #[arg(long, value_name = "REF")]
+    /// Name of the image, with a tag.
+    #[arg(
+        long,
+        value_name = "REF",
+        help = "Name of the image, with a tag [default: docker.io/library/bko-install:<version>-<12 hex of the executable's SHA-256>, which is also what `cluster init` installs]"
+    )]
     reference: Option<String>,
     /// Print the summary as JSON
     #[arg(long)]

@@ -13,9 +13,8 @@ use crate::key::{KeyError, Project};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
 
 /// Print the project key of a repository; needs no cluster.
-///
-/// Builds with the same key share a daemon and its cache.
 #[derive(Debug, Args)]
+#[command(after_long_help = "Builds with the same key share a daemon and its cache.")]
 pub struct KeyArgs {
     /// Repository: a URL, user@host:path, host/path or a bare name
     #[arg(long, env = "BUILDKIT_OPERATOR_REPO", value_name = "REPO")]

@@ -225,7 +225,10 @@ impl Reader {
         let unknown = self.components.values().flat_map(|component| {
             let missing = component.needs.iter().filter(|needed| !self.components.contains_key(*needed));
             missing.map(|needed| {
-                Fault::of(format!("manifests/{}/component.yaml", component.name), format!("needs \"{needed}\", which does not exist"))
+                Fault::of(
+                    format!("manifests/{}/component.yaml", component.name),
+                    format!("needs \"{needed}\", which does not exist"),
+                )
             })
         });
         let unknown: Vec<_> = unknown.collect();

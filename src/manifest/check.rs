@@ -85,7 +85,9 @@ impl Walk<'_> {
     /// entries of one key.
     fn list(&mut self, key: &str, list: &[Value]) {
         let keys: &[&str] = match key {
-            "containers" | "initContainers" | "ephemeralContainers" | "env" | "volumes" | "imagePullSecrets" => &["name"],
+            "containers" | "initContainers" | "ephemeralContainers" | "env" | "volumes" | "imagePullSecrets" => {
+                &["name"]
+            }
             "webhooks" | "versions" => &["name"],
             "volumeMounts" => &["mountPath"],
             "volumeDevices" => &["devicePath"],

@@ -131,8 +131,7 @@ impl Collector<'_> {
         let mut body = document.value;
         label(&mut body, &common_labels(&self.component.name));
         let source = format!("{path}:{}", place.line.unwrap_or(1));
-        let object =
-            Object { id, component: self.component.name.clone(), runlevel: self.runlevel, body, source };
+        let object = Object { id, component: self.component.name.clone(), runlevel: self.runlevel, body, source };
         Some(Draft { object, place })
     }
 
@@ -183,7 +182,8 @@ fn identity(body: &Value) -> Result<ObjectId, check::Finding> {
 /// Adds the common labels; the object's own win.
 fn label(body: &mut Value, common: &BTreeMap<String, String>) {
     let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let mut labels: Map<String, Value> = common.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+    let mut labels: Map<String, Value> =
+        common.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
     if let Some(Value::Object(own)) = metadata.get("labels") {
         labels.extend(own.clone());
     }
@@ -193,14 +193,14 @@ fn label(body: &mut Value, common: &BTreeMap<String, String>) {
 
 /// Checks what takes all objects to see, and sorts.
 fn order(drafts: Vec<Draft>, faults: &mut Vec<Fault>) -> Vec<Object> {
-    let custom: HashMap<(String, String), bool> = drafts.iter().filter_map(|draft| defines(&draft.object.body)).collect();
+    let custom: HashMap<(String, String), bool> =
+        drafts.iter().filter_map(|draft| defines(&draft.object.body)).collect();
     let mut seen: HashMap<(String, String, Option<String>, String), String> = HashMap::new();
     let mut keyed = Vec::new();
     for Draft { object, place } in drafts {
         let id = &object.id;
-        let known = kinds::find(&id.group, &id.kind).or_else(|| {
-            custom.get(&(id.group.clone(), id.kind.clone())).map(|namespaced| kinds::custom(*namespaced))
-        });
+        let known = kinds::find(&id.group, &id.kind)
+            .or_else(|| custom.get(&(id.group.clone(), id.kind.clone())).map(|namespaced| kinds::custom(*namespaced)));
         let kind = match known {
             None => {
                 faults.push(Fault { message: unknown_kind(id), ..place });

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use minijinja::value::{Serde, Value as Jinja};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, OutputSpan, OutputSpanKind, State, UndefinedBehavior};
+use minijinja::{Environment, Error, ErrorKind, Output, OutputSpan, OutputSpanKind, State, UndefinedBehavior};
 use serde_json::Value;
 
 use crate::profile::{Values, syntax};
@@ -115,7 +115,6 @@ impl From<&Error> for RenderError {
     fn from(error: &Error) -> Self {
         let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
         let message = match error.kind() {
-            ErrorKind::UndefinedError => format!("undefined value: {detail}"),
             ErrorKind::SyntaxError => format!("template: {detail}"),
             _ => detail,
         };
@@ -130,8 +129,8 @@ fn write_value(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Jinja) -
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "an expression without a value"));
     }
-    if !yaml && matches!(state.auto_escape(), AutoEscape::None) {
-        return write!(out, "{value}").map_err(Error::from);
+    if let (false, Some(text)) = (yaml, value.as_str()) {
+        return out.write_str(text).map_err(Error::from);
     }
     let value = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, "no value of JSON").with_source(error))?;
@@ -157,8 +156,7 @@ fn fail(message: &str) -> Result<Jinja, Error> {
 /// must parse as a scalar of its own: this finds those within block scalars
 /// and within scalars of several lines.
 fn partial_interpolations<'s>(source: &'s str, text: &str, spans: &[OutputSpan]) -> Vec<(usize, &'s str)> {
-    let expressions: Vec<&OutputSpan> =
-        spans.iter().filter(|span| span.kind() == OutputSpanKind::Expression).collect();
+    let expressions: Vec<&OutputSpan> = spans.iter().filter(|span| span.kind() == OutputSpanKind::Expression).collect();
     let mut partial: BTreeMap<usize, &OutputSpan> = expressions
         .iter()
         .enumerate()
@@ -221,8 +219,8 @@ fn find_embedded(value: &Value, found: &mut impl FnMut(usize)) {
     let mut scalar = |text: &str| {
         for (at, _) in text.match_indices(MARK) {
             let number = text[at + MARK.len()..].split('-').next().unwrap_or_default();
-            if text.len() != MARK.len() + number.len() + 1 {
-                number.parse().map_or((), &mut *found);
+            if let (true, Ok(number)) = (text.len() != MARK.len() + number.len() + 1, number.parse()) {
+                found(number);
             }
         }
     };

@@ -51,7 +51,9 @@ pub(crate) fn parse_mapping(place: &str, text: &str) -> Result<(Map<String, Valu
     };
     match &document.value {
         Value::Object(map) => Ok((map.clone(), document)),
-        other => Err(Fault::at(place, document.line::<&str>(&[]), format!("want a mapping, found {}", describe(other)))),
+        other => {
+            Err(Fault::at(place, document.line::<&str>(&[]), format!("want a mapping, found {}", describe(other))))
+        }
     }
 }
 

@@ -123,7 +123,9 @@ impl Link {
     fn description(&self, faults: &mut Vec<Fault>) -> String {
         match self.map.get("description") {
             Some(Value::String(text)) => return text.clone(),
-            Some(other) => faults.push(self.fault(&["description"], format!("want a string, found {}", describe(other)))),
+            Some(other) => {
+                faults.push(self.fault(&["description"], format!("want a string, found {}", describe(other))))
+            }
             None => faults.push(Fault::of(self.place.clone(), "has no description")),
         }
         String::new()

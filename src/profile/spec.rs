@@ -269,7 +269,11 @@ mod tests {
             ("type: string", json!(1), Err("want a string, found 1")),
             ("type: string", json!(null), Err("want a string, found null")),
             ("type: string, format: label", json!("a-b"), Ok(json!("a-b"))),
-            ("type: string, format: label", json!("a.b"), Err("want a name of at most 63 of a-z, 0-9 and -, found \"a.b\"")),
+            (
+                "type: string, format: label",
+                json!("a.b"),
+                Err("want a name of at most 63 of a-z, 0-9 and -, found \"a.b\""),
+            ),
             ("type: string, format: name", json!("a_b"), Err("want a name of a-z, 0-9, - and ., found \"a_b\"")),
             ("type: string, format: name, optional: true", json!(""), Ok(json!(""))),
             ("type: int, min: 1, max: 9", json!(9), Ok(json!(9))),
@@ -282,21 +286,43 @@ mod tests {
             ("type: duration", json!("1m 30s"), Ok(json!("90s"))),
             ("type: duration", json!(90), Err("want a duration such as \"90s\" or \"5m\", found 90")),
             ("type: duration", json!("90"), Err("want a duration such as \"90s\" or \"5m\", found \"90\"")),
-            ("type: duration, max: 60", json!("2m"), Err("want a duration such as \"90s\" or \"5m\" of at most 60 seconds, found \"2m\"")),
+            (
+                "type: duration, max: 60",
+                json!("2m"),
+                Err("want a duration such as \"90s\" or \"5m\" of at most 60 seconds, found \"2m\""),
+            ),
             ("type: quantity", json!(2), Ok(json!("2"))),
             ("type: quantity", json!("1.5Gi"), Ok(json!("1.5Gi"))),
             ("type: quantity", json!("1.5 Gi"), Err("want a quantity such as \"500m\" or \"2Gi\", found \"1.5 Gi\"")),
-            ("type: host", json!("*.a.b"), Err("want a DNS name in lower case, without scheme, port or wildcard, found \"*.a.b\"")),
-            ("type: image", json!("a/b:latest"), Err("want an image with a digest, or a tag other than latest, found \"a/b:latest\"")),
+            (
+                "type: host",
+                json!("*.a.b"),
+                Err("want a DNS name in lower case, without scheme, port or wildcard, found \"*.a.b\""),
+            ),
+            (
+                "type: image",
+                json!("a/b:latest"),
+                Err("want an image with a digest, or a tag other than latest, found \"a/b:latest\""),
+            ),
             ("type: image", json!("r:5000/a/b:1"), Ok(json!("r:5000/a/b:1"))),
             ("type: enum, choices: [a, b]", json!("c"), Err("want one of a, b, found \"c\"")),
-            ("type: list, items: host", json!(["a.b", "A"]), Err("want a DNS name in lower case, without scheme, port or wildcard, found \"A\" as item 1")),
+            (
+                "type: list, items: host",
+                json!(["a.b", "A"]),
+                Err("want a DNS name in lower case, without scheme, port or wildcard, found \"A\" as item 1"),
+            ),
             ("type: list, items: map", json!([{"a": 1}]), Ok(json!([{"a": 1}]))),
             ("type: list, items: map", json!(["a"]), Err("want a mapping, found \"a\" as item 0")),
             ("type: list", json!("a"), Err("want a list, found \"a\"")),
             ("type: map, items: string", json!({"a": true}), Err("want a string, found true as \"a\"")),
             ("type: map", json!({"a": {"b": [1]}}), Ok(json!({"a": {"b": [1]}}))),
-            ("type: string, format: label, secret: true", json!("Hush!"), Err("want a name of at most 63 of a-z, 0-9 and -, found something else (the value is secret and not shown)")),
+            (
+                "type: string, format: label, secret: true",
+                json!("Hush!"),
+                Err(
+                    "want a name of at most 63 of a-z, 0-9 and -, found something else (the value is secret and not shown)",
+                ),
+            ),
         ];
         for (yaml, raw, expected) in table {
             assert_eq!(spec(yaml).accept(raw), expected.clone().map_err(str::to_owned), "{yaml} {raw}");

@@ -63,7 +63,9 @@ pub(crate) fn image(text: &str) -> Result<(), ImageProblem> {
 fn is_image_path(path: &str) -> bool {
     let part = |part: &str| {
         let allowed = |b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
-        part.bytes().all(allowed) && part.starts_with(|c: char| c.is_ascii_alphanumeric()) && !part.ends_with(['-', '_', '.'])
+        part.bytes().all(allowed)
+            && part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && !part.ends_with(['-', '_', '.'])
     };
     match path.split_once('/') {
         Some((registry, rest)) if registry.contains(['.', ':', '[']) || registry == "localhost" => {
@@ -81,7 +83,9 @@ fn is_tag(tag: &str) -> bool {
 }
 
 fn is_digest(digest: &str) -> bool {
-    digest.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
+    digest
+        .strip_prefix("sha256:")
+        .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
 }
 
 #[cfg(test)]
@@ -91,13 +95,22 @@ mod tests {
     #[test]
     fn images_are_pinned_by_digest_or_tag() {
         let digest = format!("sha256:{}", "0a".repeat(32));
-        for good in ["a:1", "docker.io/moby/buildkit:v0.34.2-rootless", "localhost:5000/a_b/c.d:x", "[::1]:5000/a:1", &format!("a/b@{digest}"), &format!("a/b:latest@{digest}")] {
+        for good in [
+            "a:1",
+            "docker.io/moby/buildkit:v0.34.2-rootless",
+            "localhost:5000/a_b/c.d:x",
+            "[::1]:5000/a:1",
+            &format!("a/b@{digest}"),
+            &format!("a/b:latest@{digest}"),
+        ] {
             assert_eq!(image(good), Ok(()), "{good}");
         }
         for unpinned in ["a", "a/b", "a/b:latest", "r.io:5000/a"] {
             assert_eq!(image(unpinned), Err(ImageProblem::Unpinned), "{unpinned}");
         }
-        for bad in ["", "A:1", "a:", "a b:1", "a//b:1", "a@sha256:12", "a:1\nkind: Secret", "-a:1", "https://a/b:1", "a:1:2"] {
+        for bad in
+            ["", "A:1", "a:", "a b:1", "a//b:1", "a@sha256:12", "a:1\nkind: Secret", "-a:1", "https://a/b:1", "a:1:2"]
+        {
             assert_eq!(image(bad), Err(ImageProblem::Malformed), "{bad}");
         }
     }

@@ -178,8 +178,7 @@ impl<'a> Layers<'a> {
     pub(super) fn file(&mut self, path: &str, text: &str) {
         match parse_mapping(path, text) {
             Ok((map, document)) => {
-                let mut reading =
-                    Reading { place: path, document: &document, kept: Kept::Yes, given: BTreeMap::new() };
+                let mut reading = Reading { place: path, document: &document, kept: Kept::Yes, given: BTreeMap::new() };
                 self.group(&mut reading, "", &[], &map);
             }
             Err(fault) => self.faults.push(fault),

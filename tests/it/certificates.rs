@@ -1,6 +1,13 @@
 //! Certificates: declarations, every branch of the decisions, and what comes
 //! out, proven by a real handshake and by openssl.
 #![allow(clippy::disallowed_methods, reason = "openssl reads files")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -686,6 +693,123 @@ fn a_private_key_is_never_debug_printed() {
     let printed = format!("{outcomes:?}");
     assert!(printed.contains("\"key.pem\": \"") && printed.contains(" bytes"), "{printed}");
     assert!(!printed.contains("BEGIN"), "{printed}");
+}
+
+// ── the commands ────────────────────────────────────────────────────────────
+
+/// An API server that knows these Secrets alone, and a kubeconfig for it.
+async fn api_server(outcomes: &[Outcome], dir: &std::path::Path) -> String {
+    use axum::extract::{Path, State};
+    use axum::http::StatusCode;
+    use axum::{Json, Router, routing::get};
+    use serde_json::{Value, json};
+
+    let mut secrets = HashMap::new();
+    for outcome in outcomes {
+        let object = secret_object(&outcome.spec, outcome.data.as_ref().unwrap());
+        secrets.insert(key_of(&outcome.spec), object.body);
+    }
+    let version = json!({
+        "major": "1", "minor": "36", "gitVersion": "v1.36.3", "gitCommit": "", "gitTreeState": "", "buildDate": "",
+        "goVersion": "", "compiler": "", "platform": "",
+    });
+    let status = |code: StatusCode, reason: &str| {
+        let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": reason,
+            "message": reason, "code": code.as_u16()});
+        (code, Json(body))
+    };
+    let secret = move |State(secrets): State<Arc<HashMap<(String, String), Value>>>,
+                       Path(key): Path<(String, String)>| {
+        let answer = match secrets.get(&key) {
+            _ if key.0 == "forbidden" => status(StatusCode::FORBIDDEN, "Forbidden"),
+            Some(body) => (StatusCode::OK, Json(body.clone())),
+            None => status(StatusCode::NOT_FOUND, "NotFound"),
+        };
+        async move { answer }
+    };
+    let app = Router::new()
+        .route("/version", get(move || async move { Json(version) }))
+        .route("/api/v1/namespaces/{namespace}/secrets/{name}", get(secret))
+        .with_state(Arc::new(secrets));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let path = dir.join("kubeconfig");
+    let config = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: t\ncontexts: [{{name: t, context: {{cluster: t, user: t}}}}]\n\
+         clusters: [{{name: t, cluster: {{server: \"http://{address}\"}}}}]\nusers: [{{name: t, user: {{}}}}]\n"
+    );
+    std::fs::write(&path, config).unwrap();
+    path.display().to_string()
+}
+
+async fn certs(kubeconfig: &str, args: &[&str]) -> std::process::Output {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    command.arg("certs").args(args).args(["--kubeconfig", kubeconfig]).env_clear();
+    command.output().await.unwrap()
+}
+
+#[tokio::test]
+async fn the_list_shows_what_is_in_the_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let specs = specs(&["builds.example.org"]);
+    let an_hour_ago = before_by(Timestamp::now(), 3600);
+    let outcomes = materialise(&specs, &BTreeMap::new(), an_hour_ago).unwrap();
+    let kubeconfig = api_server(&outcomes, dir.path()).await;
+    let output = certs(&kubeconfig, &["list", "--output", "json"]).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 3);
+    assert!(rows.as_array().unwrap().iter().all(|row| row["verdict"] == "keep"), "{rows}");
+    let daemon = &rows[2];
+    assert_eq!(
+        (&daemon["name"], &daemon["secret"]),
+        (&"daemon".into(), &"buildkit-builds/buildkit-daemon-certs".into())
+    );
+    assert_eq!((&daemon["subject"], &daemon["issuer"]), (&"CN=buildkitd".into(), &"CN=buildkit-operator CA".into()));
+    assert_eq!(daemon["daysLeft"], 364);
+    assert!(daemon["names"].as_array().unwrap().contains(&"*.builds.example.org".into()), "{daemon}");
+    assert!(daemon["notAfter"].as_str().unwrap().parse::<Timestamp>().is_ok());
+
+    let output = certs(&kubeconfig, &["list", "--namespace", "elsewhere"]).await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("client  elsewhere/buildkit-client-certs  issue: there is no such Secret"), "{text}");
+    let output = certs(&kubeconfig, &["list", "--operator-namespace", "forbidden"]).await;
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("not allowed to read Secret \"forbidden/buildkit-operator-ca\""), "{text}");
+    assert!(text.contains("hint: "), "{text}");
+}
+
+#[tokio::test]
+async fn the_export_writes_what_a_client_needs_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, outcomes) = fresh(&[]);
+    let kubeconfig = api_server(&outcomes, dir.path()).await;
+    let out = dir.path().join("client");
+    let out_text = out.to_str().unwrap();
+    let output = certs(&kubeconfig, &["export", "--dir", out_text]).await;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let names = ["ca.pem", "cert.pem", "key.pem"];
+    let want: String = names.iter().map(|name| format!("{out_text}/{name}\n")).collect();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), want);
+    for name in names {
+        assert_eq!(std::fs::read(out.join(name)).unwrap(), data(&outcomes, "client").get(name).unwrap());
+    }
+    assert_eq!(out.read_dir().unwrap().count(), 3);
+
+    std::fs::write(out.join("cert.pem"), "another").unwrap();
+    let output = certs(&kubeconfig, &["export", "--dir", out_text]).await;
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{text}");
+    assert!(text.contains("--force") && !text.contains("BEGIN"), "{text}");
+    let output = certs(&kubeconfig, &["export", "--dir", out_text, "--force", "--quiet"]).await;
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 0));
+
+    let output = certs(&kubeconfig, &["export", "--dir", out_text, "--namespace", "elsewhere"]).await;
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.starts_with("error: there is no Secret \"elsewhere/buildkit-client-certs\"\n\nhint: "), "{text}");
 }
 
 // ── tools ───────────────────────────────────────────────────────────────────

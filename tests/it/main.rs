@@ -2,7 +2,16 @@
 //! sockets on loopback.
 
 mod certificates;
+mod cli;
+mod daemons;
+mod export;
+mod gateway;
+mod image;
+mod key_command;
 mod keys;
 mod install;
 mod plans;
+mod profiles;
 mod readiness;
+mod rendering;
+mod router;

@@ -1,0 +1,71 @@
+//! Command-line flags of the build farm, under the reference's names.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::settings::{DAEMON_IMAGE, Settings};
+use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
+
+/// Flags of the build farm.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Build farm")]
+pub struct FarmArgs {
+    /// Namespace of projects and daemons
+    #[arg(long, value_name = "NAME", default_value = BUILDS_NAMESPACE)]
+    pub namespace: String,
+    /// Port that daemons serve on
+    #[arg(long, default_value_t = DAEMON_PORT)]
+    pub port: u16,
+    /// Image of the daemons
+    #[arg(long, value_name = "REF", default_value = DAEMON_IMAGE)]
+    pub buildkit_image: String,
+    /// Secret with ca.pem, cert.pem and key.pem of the daemons
+    #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
+    pub daemon_certs_secret: String,
+    /// StorageClass of new projects; empty for the cluster's default
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub default_storage_class: String,
+    /// Cache size of new projects, in GiB
+    #[arg(long, value_name = "GIB", default_value_t = 60, value_parser = clap::value_parser!(i32).range(1..))]
+    pub cache_volume_gi: i32,
+    /// Seconds without a build after which the daemon of a new project goes to zero
+    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    pub idle_seconds: u32,
+    /// Seconds without a build after which the daemon of untrusted builds goes to zero
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub fork_idle_seconds: u32,
+    /// Age in seconds at which a build that was never released stops holding its daemon; 0 means 7200
+    #[arg(long, value_name = "SECONDS", default_value_t = 7200)]
+    pub max_build_seconds: u32,
+    /// Builds that may be in flight at once on one project
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u16).range(1..=2000))]
+    pub max_inflight: u16,
+    /// Domain of the gateway; without it, endpoints are in-cluster names
+    #[arg(long, value_name = "DOMAIN", default_value = "")]
+    pub gateway_host: String,
+    /// Port of the gateway that clients dial; 0 means the daemons' port
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub gateway_port: u16,
+}
+
+impl From<&FarmArgs> for Settings {
+    fn from(args: &FarmArgs) -> Self {
+        let some = |s: &String| (!s.is_empty()).then(|| s.clone());
+        let gateway_port = if args.gateway_port == 0 { args.port } else { args.gateway_port };
+        let max_build = if args.max_build_seconds == 0 { 7200 } else { args.max_build_seconds };
+        Self {
+            namespace: args.namespace.clone(),
+            port: args.port,
+            daemon_image: args.buildkit_image.clone(),
+            certs_secret: args.daemon_certs_secret.clone(),
+            storage_class: some(&args.default_storage_class),
+            cache_volume_gi: args.cache_volume_gi,
+            idle: Duration::from_secs(args.idle_seconds.into()),
+            fork_idle: Duration::from_secs(args.fork_idle_seconds.into()),
+            max_build: Duration::from_secs(max_build.into()),
+            gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),
+            max_inflight: args.max_inflight.into(),
+        }
+    }
+}

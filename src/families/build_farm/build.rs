@@ -1,0 +1,152 @@
+//! From a valid project to the objects that serve it: a StatefulSet of one
+//! daemon with its cache volume, and its Service. Pure and deterministic.
+
+pub mod config;
+pub mod pod;
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{
+    StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec, StatefulSetUpdateStrategy,
+};
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PodTemplateSpec, Service, ServicePort, ServiceSpec,
+    TypedLocalObjectReference, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::Resource;
+use sha2::{Digest, Sha256};
+
+use super::settings::Settings;
+use super::validate::Valid;
+use crate::names::GROUP;
+
+/// Objects of one project.
+#[derive(Clone, Debug)]
+pub struct Resources {
+    /// The daemon.
+    pub stateful_set: StatefulSet,
+    /// Its address.
+    pub service: Service,
+}
+
+/// Annotation with the hash of the pod template that was last asked for.
+pub const TEMPLATE_HASH: &str = "buildkit-operator.socialgouv.github.io/template-hash";
+
+/// Annotation with the gate's epoch under which the replicas were last set. It
+/// changes the object's resourceVersion, so that a write decided under an older
+/// epoch is refused by the API server.
+pub const GATE_EPOCH: &str = "buildkit-operator.socialgouv.github.io/gate-epoch";
+
+/// Label with the project key.
+pub const PROJECT_KEY: &str = "buildkit-operator.socialgouv.github.io/project-key";
+
+/// Label of a fork's pod.
+pub const UNTRUSTED: &str = "buildkit-operator.socialgouv.github.io/untrusted";
+
+/// Selects every daemon object: StatefulSets, Services, pods, endpoint slices.
+pub const DAEMON_SELECTOR: &str = "app.kubernetes.io/component=buildkitd";
+
+/// Builds the objects of one project.
+pub fn build(project: &Valid<'_>, settings: &Settings) -> Resources {
+    Resources { stateful_set: stateful_set(project, settings), service: service(project, settings) }
+}
+
+/// Labels of every object of a daemon; also its selector.
+pub fn labels(project: &Valid<'_>) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("app.kubernetes.io/name".to_owned(), "buildkit-operator".to_owned()),
+        ("app.kubernetes.io/component".to_owned(), "buildkitd".to_owned()),
+        (PROJECT_KEY.to_owned(), project.key.to_string()),
+        (format!("{GROUP}/arch"), project.spec.arch.to_string()),
+    ])
+}
+
+/// First 8 bytes of SHA-256 over the template's JSON, as hex.
+pub fn template_hash(template: &PodTemplateSpec) -> String {
+    let json = serde_json::to_vec(template).unwrap_or_default();
+    hex::encode(&Sha256::digest(json)[..8])
+}
+
+fn metadata(project: &Valid<'_>, settings: &Settings) -> ObjectMeta {
+    let owner = project.project.controller_owner_ref(&());
+    ObjectMeta {
+        name: Some(project.key.daemon()),
+        namespace: Some(settings.namespace.clone()),
+        labels: Some(labels(project)),
+        owner_references: owner.map(|owner| vec![OwnerReference { block_owner_deletion: Some(true), ..owner }]),
+        ..ObjectMeta::default()
+    }
+}
+
+fn stateful_set(project: &Valid<'_>, settings: &Settings) -> StatefulSet {
+    let template = pod::template(project, settings);
+    let mut metadata = metadata(project, settings);
+    metadata.annotations = Some(BTreeMap::from([(TEMPLATE_HASH.to_owned(), template_hash(&template))]));
+    let when_deleted = if project.key.is_fork() { "Delete" } else { "Retain" };
+    StatefulSet {
+        metadata,
+        spec: Some(StatefulSetSpec {
+            replicas: Some(0),
+            service_name: Some(project.key.daemon()),
+            pod_management_policy: Some("Parallel".to_owned()),
+            selector: LabelSelector { match_labels: Some(labels(project)), ..LabelSelector::default() },
+            persistent_volume_claim_retention_policy: Some(StatefulSetPersistentVolumeClaimRetentionPolicy {
+                when_deleted: Some(when_deleted.to_owned()),
+                when_scaled: Some("Retain".to_owned()),
+            }),
+            update_strategy: Some(StatefulSetUpdateStrategy {
+                type_: Some("RollingUpdate".to_owned()),
+                ..StatefulSetUpdateStrategy::default()
+            }),
+            volume_claim_templates: Some(vec![cache_claim(project)]),
+            template,
+            ..StatefulSetSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn cache_claim(project: &Valid<'_>) -> PersistentVolumeClaim {
+    let size = Quantity(format!("{}Gi", project.spec.cache_volume_gi));
+    PersistentVolumeClaim {
+        metadata: ObjectMeta { name: Some("cache".to_owned()), ..ObjectMeta::default() },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
+            storage_class_name: project.spec.storage_class.clone(),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(BTreeMap::from([("storage".to_owned(), size)])),
+                ..VolumeResourceRequirements::default()
+            }),
+            data_source: project.spec.restore_from_snapshot.clone().map(|name| TypedLocalObjectReference {
+                api_group: Some("snapshot.storage.k8s.io".to_owned()),
+                kind: "VolumeSnapshot".to_owned(),
+                name,
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn service(project: &Valid<'_>, settings: &Settings) -> Service {
+    Service {
+        metadata: metadata(project, settings),
+        spec: Some(ServiceSpec {
+            type_: Some("ClusterIP".to_owned()),
+            ip_family_policy: Some("PreferDualStack".to_owned()),
+            selector: Some(labels(project)),
+            ports: Some(vec![ServicePort {
+                name: Some("buildkit".to_owned()),
+                port: i32::from(settings.port),
+                target_port: Some(IntOrString::Int(i32::from(settings.port))),
+                protocol: Some("TCP".to_owned()),
+                ..ServicePort::default()
+            }]),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}

@@ -1,0 +1,309 @@
+//! The reconcile: observe → validate → build → apply → status, for one project
+//! at a time, many projects at once, on the leader only.
+#![expect(clippy::disallowed_methods, reason = "shell: decisions are dated here")]
+
+pub mod scale;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::controller::{Action, Config, applier};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
+
+use super::api::{BuildProject, Phase};
+use super::build::{self, Resources};
+use super::ledger::{Closing, Operation};
+use super::lifecycle::{self, Want};
+use super::metrics::Metrics;
+use super::provisioner::endpoint;
+use super::settings::Settings;
+use super::status::Report;
+use super::validate::{Invalid, Valid, validate};
+use super::view::{DaemonState, View};
+use super::writer::{WriteError, Writer, describe};
+use crate::key::ProjectKey;
+use crate::names::CONTROLLER_MANAGER;
+
+/// What a reconcile works with.
+pub struct Controller {
+    view: Arc<View>,
+    writer: Arc<Writer>,
+    settings: Arc<Settings>,
+    metrics: Arc<Metrics>,
+    sets: Api<StatefulSet>,
+    services: Api<Service>,
+    projects: Api<BuildProject>,
+    claims: Api<PersistentVolumeClaim>,
+}
+
+/// Why a reconcile is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// An object could not be written or read.
+    #[error("{verb} {object}: {}", describe(.source))]
+    Object {
+        /// What was tried.
+        verb: &'static str,
+        /// On what.
+        object: String,
+        /// The API server's answer.
+        source: Box<kube::Error>,
+    },
+    /// The status could not be written.
+    #[error(transparent)]
+    Status(#[from] WriteError),
+}
+
+const CONCURRENCY: u16 = 16;
+const RETRY: Duration = Duration::from_secs(2);
+const STATUS_BUDGET: Duration = Duration::from_secs(30);
+
+impl Controller {
+    /// A controller over the given caches.
+    pub fn new(
+        client: Client,
+        view: Arc<View>,
+        writer: Arc<Writer>,
+        settings: Arc<Settings>,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let namespace = settings.namespace.clone();
+        Arc::new(Self {
+            view,
+            writer,
+            metrics,
+            sets: Api::namespaced(client.clone(), &namespace),
+            services: Api::namespaced(client.clone(), &namespace),
+            projects: Api::namespaced(client.clone(), &namespace),
+            claims: Api::namespaced(client, &namespace),
+            settings,
+        })
+    }
+
+    /// Reconciles while this process leads, until `shutdown`.
+    pub async fn run(self: Arc<Self>, mut leading: watch::Receiver<bool>, shutdown: CancellationToken) {
+        self.view.synced().await;
+        loop {
+            tokio::select! {
+                lead = leading.wait_for(|leads| *leads) => if lead.is_err() { return },
+                () = shutdown.cancelled() => return,
+            }
+            let queue = UnboundedReceiverStream::new(self.view.reconcile_queue()).map(Ok::<_, Infallible>);
+            let config = Config::default().concurrency(CONCURRENCY);
+            let store = self.view.projects();
+            let mut results =
+                Box::pin(applier(|p, c| Box::pin(reconcile(p, c)), retry, self.clone(), store, queue, config));
+            let mut lost = leading.clone();
+            loop {
+                tokio::select! {
+                    result = results.next() => if result.is_none() { break },
+                    Ok(_) = lost.wait_for(|leads| !*leads) => break,
+                    () = shutdown.cancelled() => return,
+                }
+            }
+        }
+    }
+
+    fn error(verb: &'static str, object: String) -> impl FnOnce(kube::Error) -> ReconcileError {
+        move |source| ReconcileError::Object { verb, object, source: Box::new(source) }
+    }
+}
+
+/// One pass over one project.
+async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<Action, ReconcileError> {
+    // The queue may hold an older copy than the one that a write returned.
+    let project = ctx.view.project(&project.name_any()).unwrap_or(project);
+    let valid = match validate(&project) {
+        Ok(valid) => valid,
+        Err(Invalid::Deleting) => return Ok(Action::await_change()),
+        Err(invalid) => return ctx.report_invalid(&project, &invalid).await,
+    };
+    let resources = build::build(&valid, &ctx.settings);
+    let Some(replicas) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
+    ctx.report(&valid, replicas).await?;
+    let now = Timestamp::now();
+    Ok(lifecycle::next_change(&project, &ctx.settings, now)
+        .into_iter()
+        .chain(reap_in(&project, now))
+        .min()
+        .map_or_else(Action::await_change, Action::requeue))
+}
+
+/// A newborn fork that nothing wants is looked at again when it may be reaped.
+fn reap_in(project: &BuildProject, now: Timestamp) -> Option<Duration> {
+    let born = project.metadata.creation_timestamp.as_ref()?;
+    let left = lifecycle::FORK_REAP_GRACE.checked_sub(lifecycle::age(born.0, now))?;
+    lifecycle::is_fork(project).then_some(left + Duration::from_millis(50))
+}
+
+fn retry(project: Arc<BuildProject>, error: &ReconcileError, ctx: Arc<Controller>) -> Action {
+    let conflict = matches!(error, ReconcileError::Object { source, .. } if is_conflict(source));
+    if conflict {
+        // Somebody else wrote in between; the watch brings the newer copy.
+        return Action::requeue(Duration::from_millis(100));
+    }
+    ctx.metrics.reconcile_errors.inc();
+    tracing::warn!(project.key = project.name_any(), %error, "reconcile failed, trying again");
+    Action::requeue(RETRY)
+}
+
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_conflict())
+}
+
+impl Controller {
+    /// Makes the cluster match. Returns the replicas that the StatefulSet is
+    /// now asked for; `None` when the project itself was deleted.
+    async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<i32>, ReconcileError> {
+        let Resources { stateful_set, service } = resources;
+        self.apply_service(&valid.key, service).await?;
+        let now = Timestamp::now();
+        let want = lifecycle::want(valid.project, &self.settings, now);
+        let Some(live) = self.view.stateful_set(&valid.key) else {
+            return self.create_stateful_set(valid, stateful_set, want).await.map(Some);
+        };
+        let running = live.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1) > 0;
+        let outdated = build::TEMPLATE_HASH;
+        let outdated = live.annotations().get(outdated) != stateful_set.annotations().get(outdated);
+        match (want, running) {
+            (Want::Zero, false) if lifecycle::reap(valid.project, &self.settings, now) => {
+                self.reap(valid).await.map(|gone| (!gone).then_some(0))
+            }
+            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Some(0)),
+            (Want::Zero, false) => Ok(Some(0)),
+            (Want::Zero, true) => self.take_down(valid, &stateful_set, Closing::Idle).await.map(Some),
+            (Want::Hot, true) if outdated && lifecycle::may_roll_hot(valid.project, &self.settings, now) => {
+                self.take_down(valid, &stateful_set, Closing::HotRoll).await.map(Some)
+            }
+            (_, true) if !valid.project.status_or_default().gate.closed => Ok(Some(1)),
+            (_, _) => self.wake(valid, &live, &stateful_set).await.map(|()| Some(1)),
+        }
+    }
+
+    async fn apply_service(&self, key: &ProjectKey, service: Service) -> Result<(), ReconcileError> {
+        let name = key.daemon();
+        let Some(live) = self.view.service(key) else {
+            let created = self.services.create(&post_params(), &service).await;
+            return exists(created).map_err(Self::error("create", format!("Service {name}")));
+        };
+        // Older installations gave each daemon a load balancer of its own.
+        if live.spec.as_ref().and_then(|s| s.type_.as_deref()) == Some("LoadBalancer") {
+            let patch = Patch::Merge(serde_json::json!({"spec": {"type": "ClusterIP"}}));
+            let params = PatchParams { field_manager: Some(CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+            self.services
+                .patch(&name, &params, &patch)
+                .await
+                .map_err(Self::error("patch", format!("Service {name}")))?;
+        }
+        Ok(())
+    }
+
+    async fn create_stateful_set(
+        &self,
+        valid: &Valid<'_>,
+        mut set: StatefulSet,
+        want: Want,
+    ) -> Result<i32, ReconcileError> {
+        let name = valid.key.daemon();
+        if let Some(spec) = &mut set.spec {
+            spec.replicas = Some(want.replicas());
+        }
+        exists(self.sets.create(&post_params(), &set).await)
+            .map_err(Self::error("create", format!("StatefulSet {name}")))?;
+        if want.replicas() > 0 && valid.project.status_or_default().gate.closed {
+            self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
+        }
+        Ok(want.replicas())
+    }
+
+    /// Deletes a fork with its cache, unless a build arrived meanwhile: the
+    /// API server refuses when the project has changed since it was judged.
+    async fn reap(&self, valid: &Valid<'_>) -> Result<bool, ReconcileError> {
+        let name = valid.key.as_str();
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: valid.project.metadata.uid.clone(),
+                resource_version: valid.project.metadata.resource_version.clone(),
+            }),
+            ..DeleteParams::default()
+        };
+        match self.projects.delete(name, &params).await {
+            Ok(_) => {}
+            Err(error) if is_conflict(&error) => return Ok(false),
+            Err(error) if is_missing(&error) => {}
+            Err(error) => return Err(Self::error("delete", format!("BuildProject {name}"))(error)),
+        }
+        let claim = valid.key.cache_claim();
+        match self.claims.delete(&claim, &DeleteParams::default()).await {
+            Err(error) if !is_missing(&error) => {
+                Err(Self::error("delete", format!("PersistentVolumeClaim {claim}"))(error))
+            }
+            _ => {
+                tracing::info!(project.key = name, "reaped an idle fork and its cache");
+                Ok(true)
+            }
+        }
+    }
+
+    async fn report(&self, valid: &Valid<'_>, replicas: i32) -> Result<(), ReconcileError> {
+        let (phase, reason, message) = match (replicas, self.view.daemon(&valid.key)) {
+            (0, _) => (Phase::Idle, "ScaledToZero", "at zero, the cache is kept".to_owned()),
+            (_, DaemonState::Ready) => (Phase::Warm, "DaemonReady", "ready for builds".to_owned()),
+            (_, DaemonState::Failed(why)) => (Phase::Failed, "DaemonFailed", why),
+            // Of the many steps of a start only the one that may last is worth a write.
+            (_, DaemonState::Starting(why)) if why.starts_with("not scheduled") => {
+                (Phase::Scaling, "Unschedulable", why)
+            }
+            (_, DaemonState::Starting(_)) => (Phase::Scaling, "DaemonStarting", "waiting for the daemon".to_owned()),
+        };
+        let report = Report {
+            phase,
+            replicas,
+            endpoint: endpoint(&valid.key, &self.settings),
+            generation: valid.project.metadata.generation.unwrap_or(0),
+            reason,
+            message,
+        };
+        self.writer.submit(valid.key.as_str(), Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
+        Ok(())
+    }
+
+    async fn report_invalid(&self, project: &BuildProject, invalid: &Invalid) -> Result<Action, ReconcileError> {
+        let report = Report {
+            phase: Phase::Failed,
+            replicas: project.status_or_default().replicas,
+            endpoint: String::new(),
+            generation: project.metadata.generation.unwrap_or(0),
+            reason: "InvalidSpec",
+            message: invalid.to_string(),
+        };
+        self.writer.submit(&project.name_any(), Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
+        Ok(Action::await_change())
+    }
+}
+
+fn post_params() -> PostParams {
+    PostParams { field_manager: Some(CONTROLLER_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+/// A create that finds the object there has reached its aim.
+fn exists<K>(result: Result<K, kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn is_missing(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found())
+}

@@ -1,0 +1,223 @@
+//! Operations on a project's status: pure functions of the object and the
+//! time. Every write of a status, by whichever role, is a batch of these, so
+//! that no writer can undo another's work.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::api::{BuildProject, BuildProjectStatus, Gate, InflightEntry};
+use super::lifecycle::{self, Want};
+use super::settings::Settings;
+use super::status::Report;
+
+/// One operation.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// A build was routed here. `id` is the digest of its identifier.
+    Begin {
+        /// Digest of the build's identifier.
+        id: String,
+    },
+    /// A build was released; without a digest, the oldest one.
+    End {
+        /// Digest of the build's identifier.
+        id: Option<String>,
+    },
+    /// Somebody asked for the daemon without a build.
+    Touch,
+    /// What the reconcile observed.
+    Report(Box<Report>),
+    /// The daemon is about to be taken down.
+    CloseGate(Closing),
+    /// The daemon may be used again.
+    OpenGate,
+}
+
+/// Why a gate is closed, hence what must hold for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// Nothing wants the daemon any more.
+    Idle,
+    /// A hot daemon is restarted for a changed template.
+    HotRoll,
+}
+
+/// What an operation did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It holds now.
+    Done,
+    /// Nothing matched, or nothing had to change.
+    Nothing,
+    /// Refused: this many builds are in flight.
+    Saturated(usize),
+    /// Refused: the daemon is wanted.
+    StillWanted,
+}
+
+/// Routes kept in `recentBuildTimes`, and for how long.
+const RECENT_ROUTES: usize = 30;
+const RECENT_WINDOW: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+
+/// Applies one operation to the project's status.
+pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Settings, now: Timestamp) -> Outcome {
+    let outcome = match operation {
+        Operation::Begin { id } => begin(project, id, settings, now),
+        Operation::End { id: Some(id) } => end(status(project), |entries| entries.iter().position(|e| &e.id == id)),
+        Operation::End { id: None } => end(status(project), oldest),
+        Operation::Touch => {
+            status(project).last_build_time = Some(Time(whole_second(now)));
+            Outcome::Done
+        }
+        Operation::Report(report) => {
+            let max_build = settings.max_build;
+            let status = status(project);
+            status.inflight.retain(|entry| lifecycle::age(entry.since.0, now) <= max_build);
+            report.apply(status, now);
+            Outcome::Done
+        }
+        Operation::CloseGate(closing) => close(project, *closing, settings, now),
+        Operation::OpenGate => set_gate(&mut status(project).gate, false),
+    };
+    let status = status(project);
+    status.inflight_builds = i32::try_from(status.inflight.len()).unwrap_or(i32::MAX);
+    outcome
+}
+
+fn status(project: &mut BuildProject) -> &mut BuildProjectStatus {
+    project.status.get_or_insert_default()
+}
+
+fn begin(project: &mut BuildProject, id: &str, settings: &Settings, now: Timestamp) -> Outcome {
+    let fork = lifecycle::is_fork(project);
+    let status = status(project);
+    // A write whose answer was lost is applied again: it must not count twice.
+    if status.inflight.iter().any(|entry| entry.id == id) {
+        return Outcome::Done;
+    }
+    let live = lifecycle::live_entries(status, settings.max_build, now).count();
+    if live >= settings.max_inflight {
+        return Outcome::Saturated(live);
+    }
+    status.inflight.retain(|entry| lifecycle::age(entry.since.0, now) <= settings.max_build);
+    status.inflight.push(InflightEntry { id: id.to_owned(), since: Time(now) });
+    status.last_build_time = Some(Time(whole_second(now)));
+    if !fork {
+        let recent = &mut status.recent_build_times;
+        recent.push(Time(whole_second(now)));
+        recent.retain(|t| lifecycle::age(t.0, now) < RECENT_WINDOW);
+        let excess = recent.len().saturating_sub(RECENT_ROUTES);
+        recent.drain(..excess);
+    }
+    Outcome::Done
+}
+
+fn end(status: &mut BuildProjectStatus, find: impl Fn(&[InflightEntry]) -> Option<usize>) -> Outcome {
+    match find(&status.inflight) {
+        Some(index) => {
+            status.inflight.remove(index);
+            Outcome::Done
+        }
+        None => Outcome::Nothing,
+    }
+}
+
+/// The oldest entry is also the first to have expired, if any has.
+fn oldest(entries: &[InflightEntry]) -> Option<usize> {
+    entries.iter().enumerate().min_by_key(|(_, entry)| entry.since.0).map(|(index, _)| index)
+}
+
+fn close(project: &mut BuildProject, closing: Closing, settings: &Settings, now: Timestamp) -> Outcome {
+    let unwanted = match closing {
+        Closing::Idle => lifecycle::want(project, settings, now) == Want::Zero,
+        Closing::HotRoll => lifecycle::may_roll_hot(project, settings, now),
+    };
+    if unwanted { set_gate(&mut status(project).gate, true) } else { Outcome::StillWanted }
+}
+
+fn set_gate(gate: &mut Gate, closed: bool) -> Outcome {
+    if gate.closed == closed {
+        return Outcome::Nothing;
+    }
+    *gate = Gate { closed, epoch: gate.epoch + 1 };
+    Outcome::Done
+}
+
+/// Times that people read carry whole seconds, as the reference writes them.
+fn whole_second(now: Timestamp) -> Timestamp {
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lifecycle::tests::{at, project};
+    use super::*;
+
+    fn ids(project: &BuildProject) -> Vec<String> {
+        project.status_or_default().inflight.iter().map(|e| e.id.clone()).collect()
+    }
+
+    #[test]
+    fn an_entry_is_added_counted_and_released_once() {
+        let (mut p, settings) = (project("p1", &[], None), Settings::default());
+        assert_eq!(apply(&mut p, &Operation::Begin { id: "a".into() }, &settings, at(5)), Outcome::Done);
+        let status = p.status_or_default();
+        assert_eq!(
+            (status.inflight_builds, status.last_build_time, status.recent_build_times.len()),
+            (1, Some(Time(at(5))), 1)
+        );
+        let release = Operation::End { id: Some("a".into()) };
+        assert_eq!(apply(&mut p, &release, &settings, at(6)), Outcome::Done);
+        assert_eq!(apply(&mut p, &release, &settings, at(6)), Outcome::Nothing);
+        assert_eq!(p.status_or_default().inflight_builds, 0);
+    }
+
+    #[test]
+    fn a_nameless_release_takes_the_oldest() {
+        let (mut p, settings) = (project("p1", &[30, 10, 20], Some(30)), Settings::default());
+        assert_eq!(apply(&mut p, &Operation::End { id: None }, &settings, at(40)), Outcome::Done);
+        assert_eq!(ids(&p), ["id30", "id20"]);
+    }
+
+    #[test]
+    fn forks_do_not_count_towards_the_cadence() {
+        let (mut p, settings) = (project("forkp1", &[], None), Settings::default());
+        apply(&mut p, &Operation::Begin { id: "a".into() }, &settings, at(5));
+        assert!(p.status_or_default().recent_build_times.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_unpinned_and_the_limit_counts_live_entries_only() {
+        let mut p = project("p1", &[0, 7000, 7100], Some(7100));
+        let settings = Settings { max_inflight: 2, ..Settings::default() };
+        assert_eq!(apply(&mut p, &Operation::Begin { id: "x".into() }, &settings, at(7201)), Outcome::Saturated(2));
+        assert_eq!(ids(&p).len(), 3, "a refusal changes nothing");
+        assert_eq!(apply(&mut p, &Operation::Begin { id: "x".into() }, &settings, at(14201)), Outcome::Done);
+        assert_eq!(ids(&p), ["id7100", "x"]);
+    }
+
+    #[test]
+    fn a_gate_does_not_close_on_a_wanted_daemon() {
+        let (mut p, settings) = (project("p1", &[0], Some(0)), Settings::default());
+        let close = Operation::CloseGate(Closing::Idle);
+        assert_eq!(apply(&mut p, &close, &settings, at(5000)), Outcome::StillWanted);
+        assert_eq!(p.status_or_default().gate, Gate::default());
+        apply(&mut p, &Operation::End { id: None }, &settings, at(5000));
+        assert_eq!(apply(&mut p, &close, &settings, at(5000)), Outcome::Done);
+        assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 1 });
+        assert_eq!(apply(&mut p, &Operation::OpenGate, &settings, at(5001)), Outcome::Done);
+        assert_eq!(p.status_or_default().gate, Gate { closed: false, epoch: 2 });
+    }
+
+    #[test]
+    fn the_cadence_keeps_thirty_routes_of_a_day() {
+        let (mut p, settings) = (project("p1", &[], None), Settings::default());
+        for i in 0..40 {
+            apply(&mut p, &Operation::Begin { id: i.to_string() }, &settings, at(i));
+        }
+        let recent = p.status_or_default().recent_build_times;
+        assert_eq!((recent.len(), recent[0].0), (30, at(10)));
+        apply(&mut p, &Operation::Begin { id: "late".into() }, &settings, at(24 * 3600 + 20));
+        assert_eq!(p.status_or_default().recent_build_times.len(), 20);
+    }
+}

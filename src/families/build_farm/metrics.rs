@@ -1,0 +1,49 @@
+//! Metrics of the controller, under the reference's names.
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+/// Which way a daemon was scaled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Direction {
+    /// From zero.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    up,
+    /// To zero.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    down,
+}
+
+/// Labels of the scale counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ScaleLabels {
+    /// Which way.
+    pub direction: Direction,
+}
+
+/// Metrics of the controller.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Daemons that went to or left zero.
+    pub scale_events: Family<ScaleLabels, Counter>,
+    /// Reconciles that failed and are tried again.
+    pub reconcile_errors: Counter,
+}
+
+impl Metrics {
+    /// Adds the metrics to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "buildkit_operator_scale_events",
+            "Daemons that went to or left zero",
+            self.scale_events.clone(),
+        );
+        registry.register(
+            "buildkit_operator_reconcile_errors",
+            "Reconciles that failed and are tried again",
+            self.reconcile_errors.clone(),
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! What the farm is told on the command line, once parsed. Plain values.
+
+use std::time::Duration;
+
+/// Settings of the controller and of the projects that it makes.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Namespace of projects and daemons.
+    pub namespace: String,
+    /// Port that daemons serve on.
+    pub port: u16,
+    /// Image of the daemon.
+    pub daemon_image: String,
+    /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
+    pub certs_secret: String,
+    /// StorageClass stamped on new projects; the cluster's default when absent.
+    pub storage_class: Option<String>,
+    /// Cache size stamped on new projects, in GiB.
+    pub cache_volume_gi: i32,
+    /// Idle timeout stamped on new projects.
+    pub idle: Duration,
+    /// Idle timeout of forks.
+    pub fork_idle: Duration,
+    /// Age at which an in-flight entry expires.
+    pub max_build: Duration,
+    /// Domain and port of the gateway, when clients come through it.
+    pub gateway: Option<(String, u16)>,
+    /// Builds that may be in flight at once on one project.
+    pub max_inflight: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            namespace: crate::names::BUILDS_NAMESPACE.to_owned(),
+            port: crate::names::DAEMON_PORT,
+            daemon_image: DAEMON_IMAGE.to_owned(),
+            certs_secret: "buildkit-daemon-certs".to_owned(),
+            storage_class: None,
+            cache_volume_gi: 60,
+            idle: Duration::from_secs(900),
+            fork_idle: Duration::from_secs(300),
+            max_build: Duration::from_secs(7200),
+            gateway: None,
+            max_inflight: super::api::MAX_INFLIGHT,
+        }
+    }
+}
+
+/// The daemon that this version is tested with.
+pub const DAEMON_IMAGE: &str = "docker.io/moby/buildkit:v0.34.2-rootless";

@@ -1,0 +1,58 @@
+//! From a `BuildProject` as it stands in the cluster to one that a daemon can
+//! be built from. Pure. [`Valid`] is the only type that `build` accepts.
+
+use super::api::{BuildProject, BuildProjectSpec, SecurityProfile};
+use crate::key::{KeyError, ProjectKey};
+
+/// A project that a daemon can be built from.
+#[derive(Clone, Debug)]
+pub struct Valid<'a> {
+    /// Its key.
+    pub key: ProjectKey,
+    /// Its object, for the owner reference.
+    pub project: &'a BuildProject,
+    /// Its specification.
+    pub spec: &'a BuildProjectSpec,
+}
+
+/// Why no daemon can be built.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum Invalid {
+    /// The key is not one.
+    #[error("spec.key: {0}")]
+    Key(#[from] KeyError),
+    /// Object and key differ, so that routes would never find the daemon.
+    #[error("spec.key is \"{key}\" but the object is named \"{name}\"; they must be equal")]
+    NameIsNotKey {
+        /// The key.
+        key: String,
+        /// The object's name.
+        name: String,
+    },
+    /// A profile that this version does not render.
+    #[error("spec.securityProfile \"{0}\" is not available in this version; use rootless")]
+    SecurityProfile(&'static str),
+    /// It is going away; nothing is made for it any more.
+    #[error("the object is being deleted")]
+    Deleting,
+}
+
+/// Checks a project.
+///
+/// # Errors
+/// The first reason why no daemon can be built.
+pub fn validate(project: &BuildProject) -> Result<Valid<'_>, Invalid> {
+    if project.metadata.deletion_timestamp.is_some() {
+        return Err(Invalid::Deleting);
+    }
+    let key: ProjectKey = project.spec.key.parse()?;
+    let name = project.metadata.name.clone().unwrap_or_default();
+    if key.as_str() != name {
+        return Err(Invalid::NameIsNotKey { key: key.to_string(), name });
+    }
+    match project.spec.security_profile {
+        SecurityProfile::Rootless => Ok(Valid { key, project, spec: &project.spec }),
+        SecurityProfile::Userns => Err(Invalid::SecurityProfile("userns")),
+        SecurityProfile::Privileged => Err(Invalid::SecurityProfile("privileged")),
+    }
+}

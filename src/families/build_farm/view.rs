@@ -1,0 +1,276 @@
+//! What this process knows of the farm: caches kept by watches, and who waits
+//! for them to change. Nothing here polls.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use super::api::BuildProject;
+use super::build::{DAEMON_SELECTOR, PROJECT_KEY};
+use super::status;
+use crate::key::ProjectKey;
+
+/// Whether a daemon can take a build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DaemonState {
+    /// It can.
+    Ready,
+    /// Not yet, for this reason.
+    Starting(String),
+    /// Not before somebody mends this.
+    Failed(String),
+}
+
+/// The caches. Shared by all roles of a process.
+pub struct View {
+    namespace: String,
+    writer: Mutex<Writer<BuildProject>>,
+    projects: Store<BuildProject>,
+    sets: Store<StatefulSet>,
+    services: Store<Service>,
+    pods: Store<Pod>,
+    waiters: Mutex<HashMap<String, Weak<Notify>>>,
+    triggers: Mutex<Option<mpsc::UnboundedSender<ObjectRef<BuildProject>>>>,
+}
+
+impl View {
+    /// Starts the watches; they end with `shutdown`.
+    pub fn start(client: &Client, namespace: &str, shutdown: &CancellationToken) -> Arc<Self> {
+        let (sets, services, pods) = (Writer::default(), Writer::default(), Writer::default());
+        let writer = Writer::<BuildProject>::default();
+        let view = Arc::new(Self {
+            namespace: namespace.to_owned(),
+            projects: writer.as_reader(),
+            writer: Mutex::new(writer),
+            sets: sets.as_reader(),
+            services: services.as_reader(),
+            pods: pods.as_reader(),
+            waiters: Mutex::default(),
+            triggers: Mutex::default(),
+        });
+        tokio::spawn(view.clone().follow_projects(client.clone(), shutdown.clone()));
+        tokio::spawn(view.clone().follow(client.clone(), sets, shutdown.clone()));
+        tokio::spawn(view.clone().follow(client.clone(), services, shutdown.clone()));
+        tokio::spawn(view.clone().follow(client.clone(), pods, shutdown.clone()));
+        view
+    }
+
+    /// Returns when every cache has been filled once.
+    pub async fn synced(&self) {
+        let _ = tokio::join!(
+            self.projects.wait_until_ready(),
+            self.sets.wait_until_ready(),
+            self.services.wait_until_ready(),
+            self.pods.wait_until_ready(),
+        );
+    }
+
+    /// The newest known copy of a project.
+    pub fn project(&self, key: &str) -> Option<Arc<BuildProject>> {
+        self.projects.get(&self.reference(key))
+    }
+
+    /// The store that the reconcile queue reads.
+    pub fn projects(&self) -> Store<BuildProject> {
+        self.projects.clone()
+    }
+
+    /// The daemon's StatefulSet.
+    pub fn stateful_set(&self, key: &ProjectKey) -> Option<Arc<StatefulSet>> {
+        self.sets.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
+    }
+
+    /// The daemon's Service.
+    pub fn service(&self, key: &ProjectKey) -> Option<Arc<Service>> {
+        self.services.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
+    }
+
+    /// The daemon's pod.
+    pub fn pod(&self, key: &ProjectKey) -> Option<Arc<Pod>> {
+        self.pods.get(&ObjectRef::new(&format!("{}-0", key.daemon())).within(&self.namespace))
+    }
+
+    /// Takes over a copy that a write returned, unless a newer one is known.
+    pub fn publish(&self, project: BuildProject) {
+        let name = project.name_any();
+        {
+            let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.project(&name).is_some_and(|known| known.version() >= project.version()) {
+                return;
+            }
+            writer.apply_watcher_event(&Event::Apply(project));
+        }
+        self.notify(&name);
+    }
+
+    /// Wakes whenever something about the key changes. Enable the notification
+    /// before looking, or a change in between is missed.
+    pub fn listen(&self, key: &str) -> Arc<Notify> {
+        let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(notify) = waiters.get(key).and_then(Weak::upgrade) {
+            return notify;
+        }
+        let notify = Arc::new(Notify::new());
+        waiters.insert(key.to_owned(), Arc::downgrade(&notify));
+        notify
+    }
+
+    /// Sends the key of everything that changes to the reconcile queue, from
+    /// now until the receiver is dropped; first every known project.
+    pub fn reconcile_queue(&self) -> mpsc::UnboundedReceiver<ObjectRef<BuildProject>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let mut triggers = self.triggers.lock().unwrap_or_else(PoisonError::into_inner);
+        for project in self.projects.state() {
+            let _ = sender.send(ObjectRef::from_obj(&*project));
+        }
+        *triggers = Some(sender);
+        receiver
+    }
+
+    /// Whether a build can be sent to the daemon now.
+    ///
+    /// The gate is open, the StatefulSet asks for the daemon and its controller
+    /// has seen that, and the pod of the current revision is ready and stays.
+    pub fn daemon(&self, key: &ProjectKey) -> DaemonState {
+        let starting = |why: &str| DaemonState::Starting(why.to_owned());
+        let Some(project) = self.project(key.as_str()) else { return starting("waiting for the project") };
+        if project.status.as_ref().is_some_and(|s| s.gate.closed) {
+            return starting("waiting for the daemon to come back from zero");
+        }
+        let Some(set) = self.stateful_set(key) else { return starting("waiting for the StatefulSet") };
+        let (spec, state) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
+        if spec.replicas.unwrap_or(1) < 1 {
+            return starting("waiting for the daemon to leave zero");
+        }
+        let Some(pod) = self.pod(key) else { return starting("waiting for the pod") };
+        if pod.metadata.deletion_timestamp.is_some() {
+            return starting("waiting for the old pod to end");
+        }
+        if let Some(why) = status::pod_failure(&pod) {
+            return DaemonState::Failed(why);
+        }
+        let revision = pod.labels().get("controller-revision-hash");
+        let current =
+            set.metadata.generation == state.observed_generation && revision == state.update_revision.as_ref();
+        let ready = pod
+            .status
+            .iter()
+            .flat_map(|s| s.conditions.iter().flatten())
+            .any(|c| c.type_ == "Ready" && c.status == "True");
+        match (current, ready) {
+            (true, true) => DaemonState::Ready,
+            (false, _) => starting("waiting for the current revision of the pod"),
+            (true, false) => DaemonState::Starting(status::pod_pending(Some(&pod))),
+        }
+    }
+
+    fn reference(&self, key: &str) -> ObjectRef<BuildProject> {
+        ObjectRef::new(key).within(&self.namespace)
+    }
+
+    fn notify(&self, key: &str) {
+        {
+            let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);
+            match waiters.get(key).map(Weak::upgrade) {
+                Some(Some(notify)) => notify.notify_waiters(),
+                Some(None) => drop(waiters.remove(key)),
+                None => {}
+            }
+        }
+        let mut triggers = self.triggers.lock().unwrap_or_else(PoisonError::into_inner);
+        if triggers.as_ref().is_some_and(|sender| sender.send(self.reference(key)).is_err()) {
+            *triggers = None;
+        }
+    }
+
+    async fn follow_projects(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
+        let api = Api::<BuildProject>::namespaced(client, &self.namespace);
+        let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
+        while let Some(event) = next(&mut events, "BuildProject", &shutdown).await {
+            let name = match &event {
+                Event::Apply(p) | Event::InitApply(p) | Event::Delete(p) => Some(p.name_any()),
+                Event::Init | Event::InitDone => None,
+            };
+            {
+                let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+                writer.apply_watcher_event(&self.newest(event));
+            }
+            if let Some(name) = name {
+                self.notify(&name);
+            }
+        }
+    }
+
+    /// Replaces what a watch says by what is already known, if that is newer:
+    /// the answer to a write may overtake the watch.
+    fn newest(&self, event: Event<BuildProject>) -> Event<BuildProject> {
+        let newer = |p: &BuildProject| {
+            let known = self.project(&p.name_any())?;
+            (known.metadata.uid == p.metadata.uid && known.version() > p.version()).then(|| (*known).clone())
+        };
+        match event {
+            Event::Apply(p) => Event::Apply(newer(&p).unwrap_or(p)),
+            Event::InitApply(p) => Event::InitApply(newer(&p).unwrap_or(p)),
+            other => other,
+        }
+    }
+
+    async fn follow<K>(self: Arc<Self>, client: Client, mut writer: Writer<K>, shutdown: CancellationToken)
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + Sync
+            + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone,
+    {
+        let api = Api::<K>::namespaced(client, &self.namespace);
+        let config = watcher::Config::default().labels(DAEMON_SELECTOR);
+        let stream = watcher(api, config).default_backoff().modify(|object| object.managed_fields_mut().clear());
+        let mut events = Box::pin(stream);
+        let kind = K::kind(&K::DynamicType::default()).into_owned();
+        while let Some(event) = next(&mut events, &kind, &shutdown).await {
+            let key = match &event {
+                Event::Apply(o) | Event::InitApply(o) | Event::Delete(o) => o.labels().get(PROJECT_KEY).cloned(),
+                Event::Init | Event::InitDone => None,
+            };
+            writer.apply_watcher_event(&event);
+            if let Some(key) = key {
+                self.notify(&key);
+            }
+        }
+    }
+}
+
+/// The next event of a watch; failures are logged and waited out.
+pub(crate) async fn next<K>(
+    events: &mut (impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Unpin),
+    kind: &str,
+    shutdown: &CancellationToken,
+) -> Option<Event<K>> {
+    loop {
+        let event = tokio::select! {
+            event = events.next() => event?,
+            () = shutdown.cancelled() => return None,
+        };
+        match event {
+            Ok(event) => return Some(event),
+            Err(error) => tracing::warn!(object.kind = kind, %error, "watch failed, trying again"),
+        }
+    }
+}

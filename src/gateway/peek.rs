@@ -1,0 +1,64 @@
+//! Reads a ClientHello off a socket, within its deadlines, and keeps every byte
+//! for the replay. The parser is [`crate::sni`].
+
+use std::io;
+
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use super::relay::Pool;
+use super::{Config, Refusal, Rejection};
+use crate::sni::{self, MAX_WIRE, Peek};
+
+/// A whole ClientHello.
+#[derive(Debug)]
+pub(super) struct Hello {
+    /// The name in it, as sent.
+    pub(super) sni: String,
+    /// Everything read so far, which may go on behind the hello.
+    pub(super) received: Vec<u8>,
+}
+
+/// Waits for a ClientHello. Both deadlines count from `accepted`, so that a
+/// client that drips gains nothing by it. A silent socket holds no buffer.
+pub(super) async fn peek(
+    client: &TcpStream,
+    accepted: Instant,
+    config: &Config,
+    pool: &Pool,
+) -> Result<Hello, Refusal> {
+    let mut received = Vec::new();
+    loop {
+        let allowed = if received.is_empty() { config.first_byte.min(config.hello) } else { config.hello };
+        match timeout_at(accepted + allowed, client.readable()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(Refusal::Gone),
+            Err(_) => return Err(Refusal::Rejected(Rejection::Timeout)),
+        }
+        match read(client, &mut received, pool) {
+            Ok(0) if received.is_empty() => return Err(Refusal::Gone),
+            // It may still listen for an answer.
+            Ok(0) => return Err(Refusal::Rejected(Rejection::Malformed)),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(_) => return Err(Refusal::Gone),
+        }
+        match sni::peek(&received) {
+            Peek::Sni(sni) => return Ok(Hello { sni, received }),
+            Peek::Incomplete => {}
+            Peek::Reject(reason) => return Err(Refusal::Rejected(reason.into())),
+        }
+    }
+}
+
+/// Reads once, never past the most that a decision may need.
+fn read(client: &TcpStream, received: &mut Vec<u8>, pool: &Pool) -> io::Result<usize> {
+    let mut buffer = pool.take();
+    let room = buffer.len().min(MAX_WIRE - received.len());
+    let result = client.try_read(&mut buffer[..room]);
+    if let Ok(count) = result {
+        received.extend_from_slice(&buffer[..count]);
+    }
+    pool.give(buffer);
+    result
+}

@@ -1,0 +1,206 @@
+//! Deadlines, limits, abuse and the end of it all.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use bko_install::gateway::{Close, Config, Rejection};
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use super::farm::{Authority, DAEMON, Farm, RawDaemon, alert, ask, config, read_all, until, within};
+use super::hellos;
+
+const INTERNAL_ERROR: u8 = 80;
+
+#[tokio::test]
+async fn a_silent_client_is_cut_at_the_first_deadline() {
+    let first_byte = Duration::from_millis(200);
+    let farm = Farm::start(Config { first_byte, ..config() }).await;
+    let began = Instant::now();
+    assert_eq!(read_all(&mut farm.connect().await).await.unwrap(), alert(INTERNAL_ERROR));
+    assert!(began.elapsed() >= first_byte, "{:?}", began.elapsed());
+    assert_eq!(farm.rejected(Rejection::Timeout), 1);
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn a_dripping_client_gains_no_time() {
+    let hello = Duration::from_millis(500);
+    let farm = Farm::start(Config { hello, ..config() }).await;
+    let (mut read, mut write) = farm.connect().await.into_split();
+    let began = Instant::now();
+    let dripping = async {
+        for byte in &hellos::captured()[0].2 {
+            write.write_all(&[*byte]).await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        std::io::Result::Ok(())
+    };
+    tokio::select! {
+        dripped = dripping => panic!("it went on dripping: {dripped:?}"),
+        received = read_all(&mut read) => assert_eq!(received.unwrap(), alert(INTERNAL_ERROR)),
+    }
+    let took = began.elapsed();
+    assert!(took >= hello && took < hello * 3, "{took:?}");
+    assert_eq!(farm.rejected(Rejection::Timeout), 1);
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn silent_sockets_do_not_keep_others_out() {
+    let (farm, authority) = (Farm::start(Config { max_peeking: 50, ..config() }).await, Authority::new());
+    farm.list("buildkitd-one", &[authority.daemon("").await.address]);
+    let mut old = authority.connect(&farm, "buildkitd-one.ci.test").await.unwrap();
+    let mut silent = Vec::new();
+    for round in 1..=4 {
+        for _ in 0..50 {
+            silent.push(farm.connect().await);
+        }
+        until(|| farm.metrics.accepted.get() == 50 * round + round).await;
+        ask(&mut old, "old", "old").await.unwrap();
+        let mut new = authority.connect(&farm, "buildkitd-one.ci.test").await.unwrap();
+        ask(&mut new, "new", "new").await.unwrap();
+    }
+    until(|| farm.metrics.peeking.get() < 50).await;
+    // Those that sat there longest have made way, and know it.
+    assert_eq!(read_all(&mut silent[0]).await.unwrap(), alert(INTERNAL_ERROR));
+    assert!(farm.rejected(Rejection::OverLimit) >= 150);
+    drop((silent, old));
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn connections_are_limited_in_all() {
+    let (farm, daemon) = (Farm::start(Config { max_conns: 2, ..config() }).await, RawDaemon::start().await);
+    farm.list(DAEMON, &[daemon.address]);
+    let hello = &hellos::captured()[0].2;
+    let first = (farm.send(hello).await, daemon.accept().await);
+    let _second = (farm.send(hello).await, daemon.accept().await);
+    assert_eq!(read_all(&mut farm.send(hello).await).await.unwrap(), alert(INTERNAL_ERROR));
+    assert_eq!(farm.rejected(Rejection::OverLimit), 1);
+    drop(first);
+    until(|| farm.metrics.active.get() == 1).await;
+    let _third = (farm.send(hello).await, daemon.accept().await);
+    assert_eq!(farm.metrics.routed.get(), 3);
+    farm.ended().await;
+}
+
+/// Sockets of this process towards or from a port that are open on the side of
+/// the gateway: `local` is its own listener's port, `remote` a daemon's.
+fn open_sockets(local: u16, remote: u16) -> usize {
+    const LISTEN: &str = "0A";
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let ours = |line: &&str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let port = |column: &str| u16::from_str_radix(column.rsplit(':').next().unwrap(), 16).unwrap();
+        let held = columns[9] != "0" && columns[3] != LISTEN;
+        held && (port(columns[1]) == local || port(columns[2]) == remote)
+    };
+    table.lines().skip(1).filter(ours).count()
+}
+
+#[tokio::test]
+async fn a_storm_of_aborted_connections_leaves_nothing_behind() {
+    let (farm, authority) = (Farm::start(config()).await, Authority::new());
+    let daemon = authority.daemon("").await;
+    farm.list(DAEMON, &[daemon.address]);
+    let hello = &hellos::captured()[0].2;
+    for number in 0..2000 {
+        // At every stage: nothing sent, half a hello, all of it.
+        let client = farm.send(&hello[..[0, 700, hello.len()][number % 3]]).await;
+        SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(client);
+        if number % 50 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let mut stream = authority.connect(&farm, "buildkitd-abc123.ci.test").await.unwrap();
+    ask(&mut stream, "still here", "still here").await.unwrap();
+    drop(stream);
+    until(|| farm.metrics.accepted.get() == 2001).await;
+    farm.at_rest().await;
+    let (local, remote) = (farm.address.port(), daemon.address.port());
+    until(|| open_sockets(local, remote) == 0).await;
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn the_count_of_open_sockets_sees_both_sides_of_a_stream() {
+    let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
+    farm.list(DAEMON, &[daemon.address]);
+    let stream = (farm.send(&hellos::captured()[0].2).await, daemon.accept().await);
+    assert_eq!(open_sockets(farm.address.port(), daemon.address.port()), 2);
+    drop(stream);
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn shutdown_lets_a_stream_finish_and_takes_no_new_one() {
+    let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
+    farm.list(DAEMON, &[daemon.address]);
+    let (mut client, mut stream) = (farm.send(&hellos::captured()[0].2).await, daemon.accept().await);
+    farm.shut_down();
+    // The listener goes; what is being relayed stays.
+    within(async { while TcpStream::connect(farm.address).await.is_ok() {} }).await;
+    stream.write_all(b"late answer").await.unwrap();
+    drop(stream.split());
+    client.shutdown().await.unwrap();
+    let mut rest = Vec::new();
+    within(stream.read_to_end(&mut rest)).await.unwrap();
+    drop(stream);
+    assert_eq!(read_all(&mut client).await.unwrap(), b"late answer");
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_drain_cuts_what_is_left() {
+    let drain = Duration::from_millis(200);
+    let (farm, daemon) = (Farm::start(Config { drain, ..config() }).await, RawDaemon::start().await);
+    farm.list(DAEMON, &[daemon.address]);
+    farm.list("buildkitd-asleep", &[]);
+    let (mut client, mut stream) = (farm.send(&hellos::captured()[0].2).await, daemon.accept().await);
+    let asleep = hellos::Made::new().sni(b"buildkitd-asleep.ci.test").wire();
+    let mut held = farm.send(&asleep).await;
+    let mut silent = farm.connect().await;
+    until(|| farm.metrics.held.get() == 1 && farm.metrics.peeking.get() == 1).await;
+    let metrics = farm.metrics.clone();
+    farm.shut_down();
+    let began = Instant::now();
+    for (refused, what) in [(&mut held, "held"), (&mut silent, "silent")] {
+        assert_eq!(read_all(refused).await.unwrap(), alert(INTERNAL_ERROR), "{what}");
+    }
+    assert!(began.elapsed() >= drain, "{:?}", began.elapsed());
+    for (side, what) in [(&mut client, "client"), (&mut stream, "daemon")] {
+        let end = read_all(side).await;
+        // The daemon still has the hello to read before it comes to the reset.
+        assert!(matches!(&end, Err(error) if error.kind() == ErrorKind::ConnectionReset), "{what}: {end:?}");
+    }
+    assert_eq!((farm.rejected(Rejection::Draining), farm.closed(Close::Cut)), (2, 1));
+    drop((held, silent));
+    farm.ended().await;
+    assert_eq!(metrics.active.get(), 0);
+}
+
+#[tokio::test]
+async fn clients_that_the_kernel_accepted_before_the_shutdown_are_served() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let daemon = RawDaemon::start().await;
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        clients.push(TcpStream::connect(address).await.unwrap());
+    }
+    let shutdown = CancellationToken::new();
+    shutdown.cancel();
+    let farm = Farm::serve(listener, config(), shutdown);
+    farm.list(DAEMON, &[daemon.address]);
+    for client in &mut clients {
+        client.write_all(&hellos::captured()[0].2).await.unwrap();
+        daemon.accept().await.write_all(b"!").await.unwrap();
+        assert_eq!(within(client.read_u8()).await.unwrap(), b'!');
+    }
+    drop(clients);
+    farm.ended().await;
+}

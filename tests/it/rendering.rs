@@ -1,0 +1,440 @@
+//! From profile and values to objects.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use bko_install::manifest::emit::to_yaml;
+use bko_install::manifest::{self, Bundle, Faults, Rendered, Renderer};
+use bko_install::profile::{self, Request};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const IMAGE: &str = "registry.example.com/bko-install:1.2.3";
+
+fn embedded(profile: &str, set: &[&str]) -> Result<Rendered, Faults> {
+    let request = Request { set: set.iter().map(|s| (*s).to_owned()).collect(), ..Request::named(profile, IMAGE) };
+    let bundle = Bundle::embedded().unwrap();
+    let (profile, values) = profile::resolve(bundle, &request)?;
+    manifest::render(bundle, &profile, &values)
+}
+
+/// One component of one file, with one value of each kind of danger.
+fn render_file(name: &str, text: &str, set: &[String]) -> Result<Rendered, Faults> {
+    let component = "description: c\nimages: [image, other]\nvalues:\n  \
+        name: {type: string, default: plain, description: d}\n  \
+        number: {type: int, default: 5, description: d}\n  \
+        flag: {type: bool, default: true, description: d}\n  \
+        list: {type: list, default: [a, b], description: d}\n  \
+        map: {type: map, default: {a: 1}, description: d}\n  \
+        wait: {type: duration, default: 2m, description: d}\n  \
+        other: {type: string, default: 'o:1', description: d}\n  \
+        namespaces.operator: {type: string, default: op, description: d}\n";
+    let files = [
+        (
+            "manifests/globals.yaml".to_owned(),
+            "values:\n  image: {type: image, optional: true, default: '', description: d}\n".to_owned(),
+        ),
+        ("manifests/c/component.yaml".to_owned(), component.to_owned()),
+        (format!("manifests/c/{name}"), text.to_owned()),
+        ("profiles/p.yaml".to_owned(), "description: p\nrunlevels: {rc1: [c]}\n".to_owned()),
+    ];
+    let bundle = Bundle::parse(files)?;
+    let request = Request { set: set.to_vec(), ..Request::named("p", "i:1") };
+    let (profile, values) = profile::resolve(&bundle, &request)?;
+    manifest::render(&bundle, &profile, &values)
+}
+
+fn template(text: &str) -> Result<Rendered, Faults> {
+    render_file("t.yaml.j2", text, &[])
+}
+
+fn faults(text: &str) -> Vec<String> {
+    template(text).unwrap_err().0.iter().map(ToString::to_string).collect()
+}
+
+fn config_map(data: &str) -> String {
+    format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: n, namespace: ns}}\ndata:\n{data}")
+}
+
+fn data(text: &str) -> Value {
+    template(&config_map(text)).unwrap().objects[0].body["data"].clone()
+}
+
+#[test]
+fn both_profiles_render_as_reviewed() {
+    for profile in ["default", "dev"] {
+        let rendered =
+            embedded(profile, if profile == "default" { &["gateway.domains=builds.example.com"] } else { &[] })
+                .unwrap();
+        let documents: Vec<_> = rendered
+            .objects
+            .iter()
+            .map(|object| {
+                format!("# {} {} from {}\n{}", object.runlevel, object.component, object.source, to_yaml(&object.body))
+            })
+            .collect();
+        let settings = &mut insta::Settings::clone_current();
+        settings.add_filter(r#"(app.kubernetes.io/version: )"[^"]*""#, r#"$1"[version]""#);
+        settings.bind(|| insta::assert_snapshot!(format!("profile-{profile}"), documents.join("---\n")));
+    }
+}
+
+#[test]
+fn the_same_input_gives_the_same_objects() {
+    let (first, second) = (embedded("dev", &[]).unwrap(), embedded("dev", &[]).unwrap());
+    assert_eq!(first.objects, second.objects);
+    assert_eq!(first.generated, second.generated);
+}
+
+#[test]
+fn without_a_domain_there_is_no_gateway() {
+    let rendered = embedded("default", &[]).unwrap();
+    assert!(rendered.objects.iter().all(|object| !object.id.name.contains("gateway")));
+    let server = rendered.objects.iter().find(|object| object.id.kind == "Deployment").unwrap();
+    assert!(!server.body.to_string().contains("--gateway-host"));
+}
+
+#[test]
+fn the_token_is_generated_unless_the_api_is_open() {
+    let rendered = embedded("default", &["auth.tokenSecret=mine"]).unwrap();
+    let [token] = rendered.generated.as_slice() else { panic!("{:?}", rendered.generated) };
+    assert_eq!(
+        (token.namespace.as_str(), token.name.as_str(), token.key.as_str()),
+        ("buildkit-operator", "mine", "token")
+    );
+    assert_eq!(token.labels["bko-install/component"], "auth");
+    let open = embedded("default", &["auth.open=true"]).unwrap();
+    assert!(open.generated.is_empty());
+    let all = open.objects.iter().map(|object| object.body.to_string()).collect::<String>();
+    assert!(all.contains("--auth-open") && !all.contains("BUILDKIT_OPERATOR_AUTH_TOKEN"));
+}
+
+#[test]
+fn a_load_balancer_for_the_api_needs_source_ranges_and_a_token() {
+    let set = ["server.service.type=LoadBalancer", "server.service.loadBalancerSourceRanges=192.0.2.0/24"];
+    assert!(embedded("default", &set).is_ok());
+    let expected = "manifests/server/service.yaml.j2:2: server.service.type LoadBalancer puts the routing API on a \
+                    network: set server.service.loadBalancerSourceRanges, and leave auth.open false";
+    assert_eq!(embedded("default", &set[..1]).unwrap_err().to_string(), expected);
+    assert_eq!(embedded("default", &[set[0], set[1], "auth.open=true"]).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn no_argument_is_written_as_another_language_would() {
+    let all = ["api.requireBuildId=true", "cache.storageClass=fast", "auth.adminTokenSecret=admin"];
+    for object in embedded("dev", &all).unwrap().objects {
+        let args = object.body.pointer("/spec/template/spec/containers/0/args").and_then(Value::as_array);
+        for arg in args.into_iter().flatten().map(|arg| arg.as_str().unwrap()) {
+            assert!(!["True", "False", "None", "none"].iter().any(|word| arg.ends_with(word)), "{arg}");
+        }
+    }
+}
+
+/// A value that nothing reads would only seem to do something.
+#[test]
+fn every_declared_value_is_used() {
+    // Read by certs/*.yaml.
+    const BY_CERTIFICATES: [&str; 2] = ["clusterDomain", "certs.clientSecretName"];
+    let bundle = Bundle::embedded().unwrap();
+    let mut read = String::new();
+    for component in bundle.components.values() {
+        read.extend(component.files.iter().map(|(_, text)| text.as_str()));
+        read.extend(component.enabled.as_deref());
+        for generated in &component.generated {
+            read.extend([generated.namespace.as_str(), &generated.secret, generated.when.as_deref().unwrap_or("")]);
+        }
+    }
+    for name in bundle.values.keys().filter(|name| !BY_CERTIFICATES.contains(&name.as_str())) {
+        let used = read.match_indices(name.as_str()).any(|(at, _)| {
+            let beside = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric() && c != '.');
+            beside(read[..at].chars().next_back()) && beside(read[at + name.len()..].chars().next())
+        });
+        assert!(used, "{name}");
+    }
+}
+
+#[test]
+fn objects_are_ordered_by_level_then_kind_then_name() {
+    let ids: Vec<String> =
+        embedded("dev", &["server.replicas=2"]).unwrap().objects.iter().map(|o| o.id.to_string()).collect();
+    let at = |id: &str| ids.iter().position(|other| other == id).unwrap_or_else(|| panic!("{id} in {ids:#?}"));
+    for pair in [
+        "Namespace buildkit-system",
+        "CustomResourceDefinition buildprojects.buildkit-operator.socialgouv.github.io",
+        "ServiceAccount buildkit-operator/buildkit-operator-buildd",
+        "Role buildkit-builds/buildkit-operator-buildd",
+        "RoleBinding buildkit-builds/buildkit-operator-buildd",
+        "NetworkPolicy buildkit-builds/buildkit-operator-fork-egress",
+        "PodDisruptionBudget buildkit-operator/buildkit-operator-buildd",
+        "Service buildkit-operator/buildkit-operator-buildd",
+        "Deployment buildkit-operator/buildkit-operator-buildd",
+        "Service buildkit-operator/buildkit-operator-gateway",
+        "Deployment buildkit-operator/buildkit-operator-gateway",
+    ]
+    .windows(2)
+    {
+        assert!(at(pair[0]) < at(pair[1]), "{pair:?}");
+    }
+}
+
+#[test]
+fn expressions_that_are_whole_scalars_come_out_as_values() {
+    for (text, expected) in [
+        ("  a: {{ name }}\n", json!({"a": "plain"})),
+        ("  a: {{ '*.' ~ name ~ '.svc' }} # why\n", json!({"a": "*.plain.svc"})),
+        ("  a: [{{ name }}, {{ number }}]\n", json!({"a": ["plain", 5]})),
+        ("  a: { b: {{ flag }}, c: {{ name }} }\n", json!({"a": {"b": true, "c": "plain"}})),
+        ("  a:\n    - {{ list }}\n    -   {{ map }}\n", json!({"a": [["a", "b"], {"a": 1}]})),
+        ("  {{ name }}: 1\n", json!({"plain": 1})),
+        ("  a: {{- ' ' if false else name }}\n", Value::Null),
+        ("{%- for item in list %}\n  {{ item }}: {{ loop.index }}\n{%- endfor %}\n", json!({"a": 1, "b": 2})),
+        ("  a: {% if flag %}yes{% else %}no{% endif %}-{% if flag %}b{% endif %}\n", json!({"a": "yes-b"})),
+        ("  a:\n    {{ name }}\n", json!({"a": "plain"})),
+        ("  a: {{ wait }}\n  b: {{ wait|seconds + 30 }}\n", json!({"a": "120s", "b": 150})),
+        ("  a: {{ name|safe }}\n", json!({"a": "plain"})),
+    ] {
+        if expected.is_null() {
+            assert!(template(&config_map(text)).is_err(), "{text}");
+        } else {
+            assert_eq!(data(text), expected, "{text}");
+        }
+    }
+}
+
+#[test]
+fn an_expression_within_a_scalar_is_an_error_with_its_line() {
+    for (text, expression) in [
+        ("  a: *.{{ name }}.svc\n", "name"),
+        ("  a: x{{ name }}\n", "name"),
+        ("  a: {{ name }}x\n", "name"),
+        ("  a: {{ name }} x\n", "name"),
+        ("  a: \"{{ name }}\"\n", "name"),
+        ("  a: '{{ number }}'\n", "number"),
+        ("  a: {{ name }}{{ number }}\n", "name"),
+        ("  a:{{ name }}\n", "name"),
+        ("  a: {{- name }}\n", "name"),
+        ("  a: -{{ number }}\n", "number"),
+        ("  a: |\n    {{ name }}\n", "name"),
+        ("  a: >-\n    text\n    {{ number }}\n", "number"),
+        ("  a: text\n    {{ number }}\n", "number"),
+        ("  a: 'text\n    {{ number }}'\n", "number"),
+        ("  a: text - {{ number }}\n", "number"),
+        ("  {{ name }}-x: 1\n", "name"),
+        ("  a: {{ name }}#x\n", "name"),
+        ("  a: [x{{ name }}]\n", "name"),
+        ("  a: {% if flag %}x-{% endif %}{{ name }}\n", "name"),
+        ("  a: http://{{ name }}/\n", "name"),
+        ("  a: !x{{ name }}\n", "name"),
+    ] {
+        let line = 5 + text[..text.find("{{").unwrap()].matches('\n').count();
+        let found = faults(&config_map(text));
+        let expected = format!(
+            "manifests/c/t.yaml.j2:{line}: \"{{{{ {expression} }}}}\" is only a part of a scalar: write the whole scalar as \
+             one expression, as in {{{{ '*.' ~ name ~ '.svc' }}}}"
+        );
+        assert_eq!(found.first(), Some(&expected), "{text}");
+    }
+}
+
+#[test]
+fn faults_of_templates_have_file_and_line() {
+    for (text, expected) in [
+        ("  a: 1\n  b: {{ nothing }}\n", "6: `nothing` is undefined"),
+        ("  a: {{ map.nothing }}\n", "5: `map.nothing` is undefined"),
+        ("  a: {{ name if false }}\n", "5: an expression without a value"),
+        ("  a: {{ name\n", "5: template: unexpected end of input, expected end of variable block"),
+        ("  a: 1\n{% if %}\n", "6: template: unexpected end of block"),
+        ("  a: {{ fail('no: ' ~ name) }}\n", "5: no: plain"),
+        ("  a: {{ name|seconds }}\n", "5: \"plain\" is no duration"),
+        ("{% for i in list %}\n  c: 1\n{% endfor %}\n", "6: data: duplicate entry with key \"c\""),
+    ] {
+        let found = faults(&config_map(text));
+        let expected = format!("manifests/c/t.yaml.j2:{expected}");
+        assert_eq!(found, [expected], "{text}");
+    }
+}
+
+#[test]
+fn faults_of_objects_have_file_line_and_name() {
+    let pod =
+        |spec: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: n\n  namespace: ns\nspec:\n{spec}");
+    for (text, expected) in [
+        ("kind: ConfigMap\nmetadata: {name: n}\n".to_owned(), vec!["1: object without apiVersion"]),
+        ("apiVersion: v1\nmetadata: {name: n}\n".to_owned(), vec!["1: object without kind"]),
+        ("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  namespace: n\n".to_owned(), vec!["3: object without metadata.name"]),
+        ("---\n\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: n\n".to_owned(), vec!["3: ConfigMap n: has no namespace"]),
+        (
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: n, namespace: m}\n".to_owned(),
+            vec!["1: Namespace m/n: a Namespace has no namespace"],
+        ),
+        (
+            "apiVersion: v1\nkind: Deploymet\nmetadata: {name: n, namespace: m}\n".to_owned(),
+            vec!["1: unknown kind \"Deploymet\" of v1; a kind of your own needs its CustomResourceDefinition in the bundle"],
+        ),
+        (
+            "apiVersion: v1\nkind: Deployment\nmetadata: {name: n, namespace: m}\n".to_owned(),
+            vec!["1: unknown kind \"Deployment\" of v1; its group is apps"],
+        ),
+        (
+            "{% for i in list %}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: n, namespace: m}\n{% endfor %}\n".to_owned(),
+            vec!["3: ConfigMap m/n: is in manifests/c/t.yaml.j2:3 already"],
+        ),
+        (
+            pod("  containers:\n  - name: a\n    image: i\n  - name: b\n    image: x:1\n  - name: c\n    image: 'i:1'\n  - name: a\n    image: o:1\n"),
+            vec![
+                "9: ConfigMap ns/n: image \"i\" is not pinned: give it a digest, or a tag other than latest",
+                "11: ConfigMap ns/n: image \"x:1\" is none of those that component.yaml lists under images",
+                "14: ConfigMap ns/n: containers: a is given twice, which server-side apply refuses",
+            ],
+        ),
+        (
+            pod("  env:\n  - name: A\n  - name: B\n  - name: A\n"),
+            vec!["10: ConfigMap ns/n: env: A is given twice, which server-side apply refuses"],
+        ),
+        (
+            pod("  ports:\n  - containerPort: 1\n  - containerPort: 1\n    protocol: UDP\n  - containerPort: 1\n    protocol: TCP\n"),
+            vec!["11: ConfigMap ns/n: ports: 1/TCP is given twice, which server-side apply refuses"],
+        ),
+        (
+            pod("  volumes: [{name: a}, {name: a}]\n  volumeMounts:\n  - {name: a, mountPath: /a}\n  - {name: a, mountPath: /a}\n"),
+            vec![
+                "7: ConfigMap ns/n: volumes: a is given twice, which server-side apply refuses",
+                "10: ConfigMap ns/n: volumeMounts: /a is given twice, which server-side apply refuses",
+            ],
+        ),
+        (
+            pod("  secret:\n    defaultMode: 0644\n    items:\n    - mode: 0400\n    - mode: 0o644\n    - mode: 420\n    - mode: rw\n"),
+            vec![
+                "8: ConfigMap ns/n: defaultMode: 0644 is read differently by different parsers: write 420 or 0o644",
+                "10: ConfigMap ns/n: mode: 0400 is read differently by different parsers: write 256 or 0o400",
+                "13: ConfigMap ns/n: mode: want a number such as 420 or 0o644, found \"rw\"",
+            ],
+        ),
+    ] {
+        let expected: Vec<_> = expected.iter().map(|fault| format!("manifests/c/t.yaml.j2:{fault}")).collect();
+        assert_eq!(faults(&text), expected, "{text}");
+    }
+}
+
+#[test]
+fn lines_stay_right_below_loops_and_conditions() {
+    let text = "{# a comment\nof two lines #}\n{%- for item in list %}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  \
+                name: {{ item }}\n  namespace: ns\n{% if not flag %}\nspec:\n{% else %}\nspec:\n  mode: 0755\n{% endif %}\n{% endfor %}\n";
+    assert_eq!(
+        faults(text),
+        [
+            "manifests/c/t.yaml.j2:14: ConfigMap ns/a: mode: 0755 is read differently by different parsers: write 493 or 0o755",
+            "manifests/c/t.yaml.j2:14: ConfigMap ns/b: mode: 0755 is read differently by different parsers: write 493 or 0o755",
+        ]
+    );
+}
+
+#[test]
+fn files_that_are_no_templates_are_taken_as_they_are() {
+    let rendered = render_file("t.yaml", &config_map("  a: '{{ name }}'\n"), &[]).unwrap();
+    assert_eq!(rendered.objects[0].body["data"]["a"], "{{ name }}");
+}
+
+#[test]
+fn labels_of_the_object_win_over_the_common_ones() {
+    let text = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: n\n  namespace: ns\n  labels: {app.kubernetes.io/name: own, z: y}\n";
+    let rendered = template(text).unwrap();
+    assert_eq!(
+        rendered.objects[0].body["metadata"]["labels"],
+        json!({
+            "app.kubernetes.io/instance": "buildkit-operator",
+            "app.kubernetes.io/managed-by": "bko-install",
+            "app.kubernetes.io/name": "own",
+            "app.kubernetes.io/version": bko_install::VERSION,
+            "bko-install/component": "c",
+            "z": "y",
+        })
+    );
+}
+
+#[test]
+fn objects_of_a_kind_that_the_bundle_defines_come_after_all_others() {
+    let text = "apiVersion: e.x/v1\nkind: Thing\nmetadata: {name: a, namespace: ns}\n---\n\
+                apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: z, namespace: ns}\n---\n\
+                apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: things.e.x}\n\
+                spec: {group: e.x, scope: Namespaced, names: {kind: Thing}}\n";
+    let rendered = template(text).unwrap();
+    let kinds: Vec<_> = rendered.objects.iter().map(|object| object.id.kind.as_str()).collect();
+    assert_eq!(kinds, ["CustomResourceDefinition", "Deployment", "Thing"]);
+}
+
+const INJECTED: &str = "  a: {{ name }}\n  b: [{{ name }}]\n  c: {{ 'x-' ~ name }}\n  {{ 'k' ~ name }}: 1\n  d: {{ [name, {'n': name}] }}\n";
+
+fn survives(value: &str) -> Result<(), TestCaseError> {
+    let rendered = render_file("t.yaml.j2", &config_map(INJECTED), &[format!("name={value}")]).unwrap();
+    prop_assert_eq!(rendered.objects.len(), 1);
+    let expected = json!({
+        "a": value,
+        "b": [value],
+        "c": format!("x-{value}"),
+        format!("k{value}"): 1,
+        "d": [value, {"n": value}],
+    });
+    prop_assert_eq!(&rendered.objects[0].body["data"], &expected);
+    let written: Value = serde_yaml::from_str(&to_yaml(&rendered.objects[0].body)).unwrap();
+    prop_assert_eq!(written, rendered.objects[0].body.clone());
+    Ok(())
+}
+
+#[test]
+fn hostile_values_stay_one_string() {
+    for value in [
+        "a\nkind: Secret",
+        "\"",
+        "'",
+        "{{ name }}",
+        "{% raw %}",
+        "{# x",
+        "${HOME}",
+        "$(POD_NAME)",
+        "é ✓ 🦀",
+        "a\r\nb",
+        "\u{85}",
+        "\u{2028}",
+        "\u{feff}",
+        "\0",
+        "---\napiVersion: v1",
+        "# x",
+        ": ",
+        "- ",
+        "|",
+        "\\",
+        "\\n",
+        "bko-interpolation-0-",
+        "",
+        " ",
+        "yes",
+        "0644",
+        "~",
+    ] {
+        survives(value).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_value_injects_yaml(value in any::<String>()) {
+        survives(&value)?;
+    }
+}
+
+#[test]
+fn scalars_are_rendered_unescaped() {
+    let bundle = Bundle::embedded().unwrap();
+    let request = Request { set: vec!["gateway.domains=a.b,c.d".into()], ..Request::named("default", IMAGE) };
+    let (_, values) = profile::resolve(bundle, &request).unwrap();
+    let renderer = Renderer::new(&values);
+    let scalar = |text: &str| renderer.scalar(text).map_err(|error| (error.line, error.to_string()));
+    assert_eq!(scalar("*.{{ namespaces.builds }}.svc").unwrap(), "*.buildkit-builds.svc");
+    assert_eq!(scalar("{% for d in gateway.domains %}*.{{ d }} {% endfor %}").unwrap(), "*.a.b *.c.d ");
+    assert_eq!(scalar("{{ auth.open }} {{ server.replicas }}").unwrap(), "false 2");
+    let (line, message) = scalar("a\n{{ nothing }}").unwrap_err();
+    assert_eq!(line, 2);
+    assert!(message.contains("`nothing` is undefined"), "{message}");
+}

@@ -1,0 +1,210 @@
+//! A provisioner without a cluster: projects, entries and readiness in memory,
+//! with faults and holds that no real cluster shows on demand.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bko_install::key::{Project, ProjectKey};
+use bko_install::names::BUILDS_NAMESPACE;
+use bko_install::provisioner::{BuildId, ProvisionError, Provisioner, Released};
+use tokio::sync::watch;
+
+/// What a route asks of its provisioner, step by step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Step {
+    Ensure,
+    Touch,
+    Begin,
+    End,
+    Wait,
+}
+
+/// Everything that can be seen from outside.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) pods_become_ready: bool,
+    pub(crate) projects: BTreeMap<String, Daemon>,
+    /// Calls that have begun.
+    pub(crate) calls: BTreeMap<Step, usize>,
+    /// Steps that go no further for now.
+    held: Vec<Step>,
+}
+
+/// One project.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Daemon {
+    pub(crate) ready: bool,
+    pub(crate) touched: usize,
+    /// Digests of builds, oldest first.
+    pub(crate) inflight: Vec<String>,
+}
+
+type Fault = Box<dyn Fn() -> ProvisionError + Send + Sync>;
+
+pub(crate) struct Memory {
+    seen: watch::Sender<Seen>,
+    faults: Mutex<HashMap<Step, Fault>>,
+    /// Time from being wanted to ready, once pods become ready at all.
+    start: Duration,
+    namespace: String,
+    gateway_host: Option<String>,
+    port: u16,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self::at(BUILDS_NAMESPACE, None, 1234)
+    }
+
+    /// Daemons in a namespace, reached at a port, through a gateway or not.
+    pub(crate) fn at(namespace: &str, gateway_host: Option<String>, port: u16) -> Self {
+        Self {
+            seen: watch::Sender::default(),
+            faults: Mutex::default(),
+            start: Duration::from_millis(20),
+            namespace: namespace.to_owned(),
+            gateway_host,
+            port,
+        }
+    }
+
+    pub(crate) fn ready() -> Self {
+        let memory = Self::new();
+        memory.let_pods_become_ready();
+        memory
+    }
+
+    pub(crate) fn let_pods_become_ready(&self) {
+        self.seen.send_modify(|seen| {
+            seen.pods_become_ready = true;
+            seen.projects.values_mut().for_each(|daemon| daemon.ready = true);
+        });
+    }
+
+    pub(crate) fn make_ready(&self, key: &str) {
+        self.seen.send_modify(|seen| seen.projects.get_mut(key).unwrap().ready = true);
+    }
+
+    /// From here on a step fails.
+    pub(crate) fn fail(&self, step: Step, fault: impl Fn() -> ProvisionError + Send + Sync + 'static) {
+        self.faults.lock().unwrap().insert(step, Box::new(fault));
+    }
+
+    /// From here on a step waits until it is let go.
+    pub(crate) fn hold(&self, step: Step) {
+        self.seen.send_modify(|seen| seen.held.push(step));
+    }
+
+    pub(crate) fn let_go(&self, step: Step) {
+        self.seen.send_modify(|seen| seen.held.retain(|held| *held != step));
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen.borrow().clone()
+    }
+
+    pub(crate) fn inflight(&self, key: &str) -> Option<usize> {
+        self.seen.borrow().projects.get(key).map(|daemon| daemon.inflight.len())
+    }
+
+    /// Returns once something can be seen.
+    pub(crate) async fn until(&self, what: impl FnMut(&Seen) -> bool) -> Seen {
+        let mut changes = self.seen.subscribe();
+        tokio::time::timeout(Duration::from_secs(20), changes.wait_for(what)).await.unwrap().unwrap().clone()
+    }
+
+    async fn step(&self, step: Step) -> Result<(), ProvisionError> {
+        self.seen.send_modify(|seen| *seen.calls.entry(step).or_default() += 1);
+        let mut changes = self.seen.subscribe();
+        let _ = changes.wait_for(|seen| !seen.held.contains(&step)).await;
+        match self.faults.lock().unwrap().get(&step) {
+            Some(fault) => Err(fault()),
+            None => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Provisioner for Memory {
+    async fn ensure(&self, project: &Project) -> Result<ProjectKey, ProvisionError> {
+        self.step(Step::Ensure).await?;
+        if self.namespace != BUILDS_NAMESPACE {
+            return Err(ProvisionError::Refused(format!("namespaces {:?} not found", self.namespace)));
+        }
+        let key = project.key();
+        let name = key.to_string();
+        let (mut born, mut starts) = (false, false);
+        self.seen.send_modify(|seen| {
+            born = !seen.projects.contains_key(&name);
+            starts = seen.pods_become_ready;
+            seen.projects.entry(name.clone()).or_default();
+        });
+        if born && starts {
+            let (seen, start) = (self.seen.clone(), self.start);
+            tokio::spawn(async move {
+                tokio::time::sleep(start).await;
+                seen.send_modify(|seen| seen.projects.get_mut(&name).unwrap().ready = true);
+            });
+        }
+        Ok(key)
+    }
+
+    async fn touch(&self, key: &ProjectKey) -> Result<(), ProvisionError> {
+        self.step(Step::Touch).await?;
+        self.seen.send_modify(|seen| seen.projects.get_mut(key.as_str()).unwrap().touched += 1);
+        Ok(())
+    }
+
+    async fn begin(&self, key: &ProjectKey, build: &BuildId) -> Result<(), ProvisionError> {
+        self.step(Step::Begin).await?;
+        self.seen.send_modify(|seen| seen.projects.get_mut(key.as_str()).unwrap().inflight.push(build.digest()));
+        Ok(())
+    }
+
+    async fn end(&self, key: &ProjectKey, build: Option<&BuildId>) -> Result<Released, ProvisionError> {
+        self.step(Step::End).await?;
+        let mut released = Released::Nothing;
+        self.seen.send_modify(|seen| {
+            let Some(daemon) = seen.projects.get_mut(key.as_str()) else { return };
+            let place = match build {
+                Some(build) => daemon.inflight.iter().position(|digest| *digest == build.digest()),
+                None => (!daemon.inflight.is_empty()).then_some(0),
+            };
+            if let Some(place) = place {
+                daemon.inflight.remove(place);
+                released = Released::Entry;
+            }
+        });
+        Ok(released)
+    }
+
+    fn ready(&self, key: &ProjectKey) -> bool {
+        self.seen.borrow().projects.get(key.as_str()).is_some_and(|daemon| daemon.ready)
+    }
+
+    async fn wait_ready(&self, key: &ProjectKey, budget: Duration) -> Result<(), ProvisionError> {
+        self.step(Step::Wait).await?;
+        let mut changes = self.seen.subscribe();
+        let ready = changes.wait_for(|seen| seen.projects.get(key.as_str()).is_some_and(|daemon| daemon.ready));
+        match tokio::time::timeout(budget, ready).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(ProvisionError::NotReady { last: None }),
+        }
+    }
+
+    fn endpoint(&self, key: &ProjectKey) -> String {
+        match &self.gateway_host {
+            Some(host) => key.gateway_endpoint(host, self.port),
+            None => key.in_cluster_endpoint(&self.namespace, self.port),
+        }
+    }
+
+    fn namespace(&self) -> &str {
+        &self.namespace
+    }
+}
+
+/// A memory that a server and a test share.
+pub(crate) type Shared = Arc<Memory>;

@@ -1,0 +1,29 @@
+//! A real node: pods run, volumes bind, names resolve, images are built.
+
+#![expect(clippy::disallowed_methods, reason = "tests read clocks, files and the environment")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
+
+#[path = "../cluster"]
+mod shared {
+    pub(crate) mod harness;
+}
+
+mod harness_checks;
+
+use std::process::ExitCode;
+
+use shared::harness;
+
+use harness::{Node, Test};
+
+fn tests() -> Vec<Test<Node>> {
+    vec![
+        test!(harness_checks::pod_runs_resolves_names_and_keeps_its_volume),
+        test!(harness_checks::pushed_image_is_pulled),
+        test!(harness_checks::rootless_buildkit_builds_the_example),
+    ]
+}
+
+fn main() -> ExitCode {
+    harness::run(tests())
+}

@@ -78,7 +78,7 @@ fn an_unknown_context_lists_the_known_ones() {
 #[test]
 fn a_malformed_kubeconfig_is_named_and_not_shown() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    for text in [b"users: [{name: u, user: {token: hush}}]\nclusters: }".as_slice(), &[0xff, 0xfe, 0x00]] {
+    for text in [b"users: [{name: u, user: {token: hush}}]\nclusters: }".as_slice(), &[0x80, 0x81, 0x00]] {
         std::fs::write(file.path(), text).unwrap();
         let path = file.path().to_str().unwrap();
         fails(&["cluster", "plan", "--kubeconfig", path], 1, &[path, "is malformed: ", "hint: "]);

@@ -24,10 +24,10 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
+use crate::harness::Cluster;
 use crate::harness::audit::Write;
 use crate::harness::namespaces::Namespaces;
 use crate::harness::play::Play;
-use crate::harness::Cluster;
 
 const IMAGE: &str = "registry.example/bko-install:test";
 const AGENT: &str = concat!("bko-install/", env!("CARGO_PKG_VERSION"));

@@ -1,6 +1,13 @@
 //! Errors of the way to the API server, and repetitions, against servers on
 //! loopback.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test fails by panicking, and writes kubeconfigs"
+)]
+
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -113,8 +120,11 @@ fn flags_that_make_no_sense_are_usage_errors() {
 #[derive(Clone)]
 struct Fake {
     requests: Arc<AtomicUsize>,
-    script: Arc<dyn Fn(usize, &str) -> (u16, Value) + Send + Sync>,
+    script: Arc<Script>,
 }
+
+/// The answer to the request of this number, to this path.
+type Script = dyn Fn(usize, &str) -> (u16, Value) + Send + Sync;
 
 async fn serve(fake: Fake) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -126,8 +136,10 @@ async fn serve(fake: Fake) -> String {
 
 async fn answer(State(fake): State<Fake>, uri: Uri) -> Response {
     if uri.path() == "/api/v1" {
-        let kind = json!({"name": "configmaps", "singularName": "", "namespaced": true, "kind": "ConfigMap", "verbs": []});
-        return axum::Json(json!({"kind": "APIResourceList", "groupVersion": "v1", "resources": [kind]})).into_response();
+        let kind =
+            json!({"name": "configmaps", "singularName": "", "namespaced": true, "kind": "ConfigMap", "verbs": []});
+        return axum::Json(json!({"kind": "APIResourceList", "groupVersion": "v1", "resources": [kind]}))
+            .into_response();
     }
     let count = fake.requests.fetch_add(1, Ordering::SeqCst) + 1;
     let (code, body) = (fake.script)(count, uri.path());

@@ -1,5 +1,7 @@
 //! Plans: what is decided, how it reads, what must hold of it.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bko_install::manifest::{Object, ObjectId, Runlevel};
@@ -149,9 +151,7 @@ fn what_the_api_server_keeps_for_itself_is_no_difference() {
 
 #[test]
 fn a_field_that_is_not_ours_yet_is_taken_although_its_value_is_right() {
-    let entry = |manager: &str, operation: &str, fields: Value| {
-        json!({"manager": manager, "operation": operation, "fieldsV1": fields})
-    };
+    let entry = |manager: &str, operation: &str, fields: Value| json!({"manager": manager, "operation": operation, "fieldsV1": fields});
     let theirs = entry("kubectl", "Update", json!({"f:data": {}}));
     let ours = entry("bko-install", "Apply", json!({"f:data": {}}));
     let object = |fields: &[&Value]| json!({"kind": "ConfigMap", "metadata": {"managedFields": fields}});
@@ -245,7 +245,10 @@ fn a_record_that_is_not_as_it_should_be_is_a_change_by_itself() {
     assert_eq!(why(&|_| {}, &same), None);
     assert_eq!(why(&|r| r.state = Progress::Applying, &same).unwrap(), "the last run was cut off");
     assert_eq!(why(&|r| r.state = Progress::Failed, &same).unwrap(), "the last run failed");
-    assert_eq!(why(&|r| r.version = "0.0.1".into(), &same).unwrap(), format!("version 0.0.1 → {}", bko_install::VERSION));
+    assert_eq!(
+        why(&|r| r.version = "0.0.1".into(), &same).unwrap(),
+        format!("version 0.0.1 → {}", bko_install::VERSION)
+    );
     assert_eq!(why(&|r| r.inventory[0].uid = None, &same).unwrap(), "the inventory changes");
     let other = Settings { profile: "default".into(), ..settings() };
     assert_eq!(why(&|_| {}, &other).unwrap(), "profile dev → default");

@@ -1,5 +1,12 @@
 //! Every state of every kind, as the API server would show it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test reads its fixtures, and fails by panicking"
+)]
+
 use bko_install::readiness::{Pin, State, assess, culprit};
 use serde::Deserialize;
 use serde_json::Value;

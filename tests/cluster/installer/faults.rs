@@ -69,7 +69,8 @@ pub(crate) async fn interrupted_it_stops_cleanly_and_goes_on_later(cluster: Arc<
     let farm = Farm::new(cluster, "interrupt");
     farm.play.switch_off();
     let child = farm.spawn("init", &["--output=json", "--timeout=60s"])?;
-    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id().context("no process")?)?).context("no process")?;
+    let pid =
+        rustix::process::Pid::from_raw(i32::try_from(child.id().context("no process")?)?).context("no process")?;
     let mut child = child;
     wait_for_event(&mut child, "waiting").await?;
     rustix::process::kill_process(pid, rustix::process::Signal::INT)?;

@@ -35,7 +35,9 @@ pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster
     farm.names.create(&farm.client()).await?;
     let (operator, name) = (&farm.names.operator, format!("{}-installer", farm.names.operator));
     let accounts: Api<ServiceAccount> = Api::namespaced(farm.client(), operator);
-    accounts.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "installer"}}))?).await?;
+    accounts
+        .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "installer"}}))?)
+        .await?;
     // Everything but to write Deployments.
     let rest = ["get", "list", "watch", "create", "update", "patch", "delete", "bind", "escalate"];
     let role: ClusterRole = serde_json::from_value(json!({
@@ -56,7 +58,11 @@ pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster
     let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
     let token = accounts.create_token_request("installer", &PostParams::default(), &request).await?;
     let file = tempfile::NamedTempFile::new()?;
-    kubeconfig_with_token(&farm.cluster, &token.status.and_then(|status| status.token).context("no token")?, file.path())?;
+    kubeconfig_with_token(
+        &farm.cluster,
+        &token.status.and_then(|status| status.token).context("no token")?,
+        file.path(),
+    )?;
 
     let mut command = farm.command("init", &[]);
     command.env("KUBECONFIG", "").args(["--timeout=30s"]);

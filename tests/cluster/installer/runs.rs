@@ -42,7 +42,8 @@ pub(crate) async fn init_installs_on_an_empty_cluster_and_then_writes_nothing(
 
 /// Owns the cluster: the record is found by its label, wherever it is.
 pub(crate) async fn what_was_asked_for_once_is_carried_over(cluster: Arc<Cluster>) -> anyhow::Result<()> {
-    for map in Api::<ConfigMap>::all(cluster.client()).list(&ListParams::default().labels("bko-install/record")).await? {
+    for map in Api::<ConfigMap>::all(cluster.client()).list(&ListParams::default().labels("bko-install/record")).await?
+    {
         let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), &map.namespace().unwrap_or_default());
         maps.delete(&map.name_any(), &Default::default()).await?;
     }
@@ -53,7 +54,8 @@ pub(crate) async fn what_was_asked_for_once_is_carried_over(cluster: Arc<Cluster
     let plan = Run::new(bare.output().await?)?.expect(0);
     let plan: Value = serde_json::from_str(&plan.out)?;
     assert_eq!(plan.get("record"), None);
-    let server = plan["levels"].as_array().into_iter().flatten().flat_map(|l| l["changes"].as_array().into_iter().flatten());
+    let server =
+        plan["levels"].as_array().into_iter().flatten().flat_map(|l| l["changes"].as_array().into_iter().flatten());
     let server: Vec<_> = server.filter(|change| change["kind"] == "Deployment").collect();
     assert_eq!(server.len(), 1, "the gateway is back");
     assert_eq!(server[0].pointer("/object/spec/replicas"), Some(&3.into()));
@@ -85,8 +87,7 @@ pub(crate) async fn an_upgrade_writes_what_changes_and_events_are_lines_of_json(
     assert_eq!(events.last().map(|event| &event["event"]), Some(&"installed".into()));
     let writes = texts(&farm.writes().await?[before..]);
     let writes: Vec<_> = writes.iter().filter(|write| *write != "update leases").collect();
-    let expected =
-        ["create leases", "patch configmaps", "patch deployments", "patch configmaps", "delete leases"];
+    let expected = ["create leases", "patch configmaps", "patch deployments", "patch configmaps", "delete leases"];
     assert_eq!(writes, expected);
     assert_eq!(farm.secrets().await?, secrets);
     Ok(())

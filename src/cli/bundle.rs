@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::Value;
 
-use crate::image;
 use crate::manifest::{self, Bundle, Faults, Rendered};
 use crate::profile::{self, Profile, ProfileSource, Request, Values};
 
@@ -37,8 +36,6 @@ pub struct Recorded {
     pub profile: Option<String>,
     /// Overrides of values: [`Values::overrides`] of the last run.
     pub overrides: BTreeMap<String, Value>,
-    /// The image to use when no value names one, instead of this executable's.
-    pub image: Option<String>,
 }
 
 /// A profile, its values, and what comes of them.
@@ -65,10 +62,7 @@ impl BundleArgs {
             files: self.files.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
             set: self.set.clone(),
             image: self.image.clone(),
-            default_image: match recorded.image.or_else(|| self.image.clone()) {
-                Some(image) => image,
-                None => default_image()?,
-            },
+            default_image: default_image(),
         };
         let (profile, values) = profile::resolve(bundle()?, &request).map_err(usage)?;
         for name in values.forgotten() {
@@ -99,9 +93,10 @@ pub(super) fn usage(faults: Faults) -> Failure {
 
 const DEFAULT_PROFILE: &str = "default";
 
-/// The image that `bko-install image` makes of the running executable.
-fn default_image() -> Result<String, Failure> {
-    Ok(image::default_reference(&image::running_executable()?)?)
+/// IMAGE: the reference that `bko-install image` gives the running executable
+/// goes here.
+fn default_image() -> String {
+    format!("docker.io/library/bko-install:{}", crate::VERSION)
 }
 
 /// What looks like a path is one.

@@ -28,14 +28,16 @@ pub(super) async fn serve(gateway: Arc<Gateway>, client: TcpStream, peer: Socket
     let accepted = Instant::now();
     let _active = Counted::new(&gateway.metrics.active);
     let mut sni = None;
+    // In a box of its own, which is gone while the stream lives.
     let routed = tokio::select! {
-        routed = route(&gateway, &client, accepted, &mut sni) => routed,
+        routed = Box::pin(route(&gateway, &client, accepted, &mut sni)) => routed,
         () = gateway.cut.cancelled() => Err(Refusal::Rejected(Rejection::Draining)),
     };
     let log = Log { peer: SocketAddr::new(peer.ip().to_canonical(), peer.port()), accepted };
     match (routed, sni) {
         (Ok(routed), sni) => {
-            let ended = relay(&gateway, client, routed).await;
+            let ended = relay(&gateway, &client, routed).await;
+            drop(client);
             gateway.metrics.closed(ended.cause);
             log.ended(&ended, sni.as_deref().unwrap_or_default());
         }
@@ -47,7 +49,7 @@ pub(super) async fn serve(gateway: Arc<Gateway>, client: TcpStream, peer: Socket
             gateway.metrics.reject(rejection);
             log.rejected(rejection, sni.as_deref());
             let linger = gateway.lingering.try_acquire();
-            alert::send(client, rejection, &gateway.pool, linger.is_ok()).await;
+            Box::pin(alert::send(client, rejection, &gateway.pool, linger.is_ok())).await;
         }
     }
 }
@@ -62,8 +64,7 @@ async fn route(
     let hello = hello(gateway, client, accepted).await?;
     let sni = sni.insert(hello.sni);
     let daemon = gateway.config.domains.daemon(sni).ok_or(Refusal::Rejected(Rejection::Unmatched))?;
-    let permit =
-        Arc::clone(&gateway.conns).try_acquire_owned().map_err(|_| Refusal::Rejected(Rejection::OverLimit))?;
+    let permit = Arc::clone(&gateway.conns).try_acquire_owned().map_err(|_| Refusal::Rejected(Rejection::OverLimit))?;
     let deadline = accepted + gateway.config.hold;
     let stream = backend::connect(gateway, &daemon, client, deadline).await?;
     gateway.metrics.routed.inc();
@@ -83,17 +84,17 @@ async fn hello(gateway: &Gateway, client: &TcpStream, accepted: Instant) -> Resu
     Ok(hello)
 }
 
-async fn relay(gateway: &Gateway, client: TcpStream, routed: Routed) -> Ended {
+async fn relay(gateway: &Gateway, client: &TcpStream, mut routed: Routed) -> Ended {
     let _open = gateway.streams.open(&routed.daemon);
     let relay = Relay {
         client,
-        daemon: routed.stream,
+        daemon: &routed.stream,
         pool: &gateway.pool,
         metrics: &gateway.metrics,
         half_close: gateway.config.half_close,
         cut: &gateway.cut,
     };
-    relay.run(routed.received).await
+    relay.run(std::mem::take(&mut routed.received)).await
 }
 
 /// What the line about a connection says in any case.

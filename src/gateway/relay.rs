@@ -1,7 +1,7 @@
 //! Bytes both ways between a client and its daemon.
 //!
 //! The ends are carried over one by one; a reset of either side resets the
-//! other. Which bytes move is decided in [`half`]; here is only who is waited
+//! other. Which bytes move is decided in `half`; here is only who is waited
 //! for, on tokio's readiness.
 #![expect(clippy::disallowed_methods, reason = "the surviving half of a stream has a deadline")]
 
@@ -63,8 +63,8 @@ pub(super) struct Ended {
 
 /// A client, its daemon, and what their stream shares with all others.
 pub(super) struct Relay<'a> {
-    pub(super) client: TcpStream,
-    pub(super) daemon: TcpStream,
+    pub(super) client: &'a TcpStream,
+    pub(super) daemon: &'a TcpStream,
     pub(super) pool: &'a Pool,
     pub(super) metrics: &'a Metrics,
     /// How long one half may stay silent once the other has ended.
@@ -75,13 +75,14 @@ pub(super) struct Relay<'a> {
 
 impl Relay<'_> {
     /// Writes `replay` to the daemon and then moves bytes both ways until the
-    /// stream has ended. Both sockets are closed when it returns.
-    pub(super) async fn run(self, replay: Vec<u8>) -> Ended {
+    /// stream has ended. Both sockets are to be closed then, which resets them
+    /// unless both sides ended by themselves.
+    pub(super) async fn run(&self, replay: Vec<u8>) -> Ended {
         let (mut up, mut down) = (Half::new(replay), Half::new(Vec::new()));
         let cause = self.until_ended(&mut up, &mut down).await;
         if cause != Close::Finished {
-            reset_on_close(&self.client);
-            reset_on_close(&self.daemon);
+            reset_on_close(self.client);
+            reset_on_close(self.daemon);
         }
         Ended { cause, up: up.written(), down: down.written() }
     }
@@ -121,8 +122,8 @@ impl Relay<'_> {
     /// One step of both directions; whether bytes moved.
     fn step(&self, up: &mut Half, down: &mut Half) -> Result<bool, Close> {
         let before = (up.written(), down.written());
-        let went_up = up.step(&self.client, &self.daemon, self.pool);
-        let went_down = down.step(&self.daemon, &self.client, self.pool);
+        let went_up = up.step(self.client, self.daemon, self.pool);
+        let went_down = down.step(self.daemon, self.client, self.pool);
         self.metrics.up.inc_by(up.written() - before.0);
         self.metrics.down.inc_by(down.written() - before.1);
         went_up.map_err(|failure| blame(&failure, Close::ClientReset, Close::DaemonReset))?;

@@ -52,6 +52,8 @@ pub(super) enum BadRequest {
     NeedBuildId,
     #[error("malformed buildId")]
     MalformedBuildId,
+    #[error("unknown field {0:?}, and no buildId")]
+    UnknownWithoutId(String),
 }
 
 impl BadRequest {
@@ -210,10 +212,18 @@ pub(super) struct Completion {
 }
 
 /// What `/complete` asks for, and which fields were ignored.
+///
+/// Without a build id the oldest entry is released. So an unknown field beside
+/// an absent id is refused rather than ignored: it may be the id, misspelt, and
+/// the release would be somebody else's.
 pub(super) fn completion(mut fields: Fields) -> Result<(Result<Completion, BadRequest>, Vec<String>), BadRequest> {
     let (key, build_id) = (fields.text("key")?, fields.text("buildId")?);
+    let unknown = fields.unknown();
+    if let Some(field) = unknown.first().filter(|_| build_id.is_empty()) {
+        return Err(BadRequest::UnknownWithoutId(field.clone()));
+    }
     let valid = !key.trim().is_empty() && key.len() <= 64;
-    Ok((if valid { Ok(Completion { key, build_id }) } else { Err(BadRequest::NeedKey) }, fields.unknown()))
+    Ok((if valid { Ok(Completion { key, build_id }) } else { Err(BadRequest::NeedKey) }, unknown))
 }
 
 #[cfg(test)]

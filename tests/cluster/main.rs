@@ -3,11 +3,21 @@
 #![expect(clippy::disallowed_methods, reason = "tests read clocks, files and the environment")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
+mod farm;
 mod harness;
 mod harness_checks;
 mod installer;
+mod routes;
+mod wire;
+
+#[path = "../vectors/differences.rs"]
+mod differences;
+
+#[path = "../vectors/replay.rs"]
+mod replay;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use harness::{Cluster, Test};
 
@@ -37,6 +47,17 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::killed_before_the_outcome),
         test!(installer::interrupted_it_stops_cleanly_and_goes_on_later),
         test!(installer::a_restart_of_the_api_server_is_survived).serial(),
+        test!(routes::a_cold_route_is_answered_within_250_ms_of_ready),
+        test!(routes::concurrent_routes_share_their_writes),
+        test!(routes::a_release_right_after_its_route_finds_its_entry),
+        test!(routes::an_idle_daemon_goes_to_zero_and_comes_back),
+        test!(routes::a_route_during_a_scale_down_gets_the_next_daemon),
+        test!(routes::forks_are_apart_and_reaped_with_their_cache).limit(Duration::from_secs(150)),
+        test!(routes::a_steady_farm_causes_no_writes),
+        test!(routes::a_follower_takes_over),
+        test!(routes::the_controller_owns_what_it_makes),
+        test!(routes::an_outage_of_the_api_server_is_waited_out_or_said).serial(),
+        test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }
 

@@ -6,7 +6,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
-    reason = "helpers of tests, outside of #[test] functions"
+    reason = "this is a test, also outside of #[test] functions"
 )]
 
 mod answers;
@@ -14,6 +14,9 @@ mod cancel;
 mod connections;
 mod memory;
 mod wire;
+
+#[path = "../vectors/differences.rs"]
+mod differences;
 
 #[path = "../vectors/replay.rs"]
 mod replay;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use http_body_util::Empty;
+use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -120,4 +120,14 @@ pub(crate) async fn answers(url: &str) -> bool {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let Ok(url) = url.parse() else { return false };
     client.get(url).await.is_ok_and(|response| response.status().is_success())
+}
+
+/// The body that a plain HTTP URL answers with.
+///
+/// # Errors
+/// It does not answer, or not with text.
+pub(crate) async fn get(url: &str) -> anyhow::Result<String> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let body = client.get(url.parse()?).await?.into_body().collect().await?;
+    Ok(String::from_utf8(body.to_bytes().to_vec())?)
 }

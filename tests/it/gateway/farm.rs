@@ -27,9 +27,10 @@ pub(super) const DAEMON: &str = "buildkitd-abc123";
 /// No test waits longer for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Two domains, and a short drain since most tests leave streams open.
 pub(super) fn config() -> Config {
     let domains = ["builds.example.org", "ci.test"].map(str::to_owned).to_vec();
-    Config { domains: Domains::new(domains).unwrap(), ..Config::default() }
+    Config { domains: Domains::new(domains).unwrap(), drain: Duration::from_millis(50), ..Config::default() }
 }
 
 /// A running gateway.
@@ -196,11 +197,9 @@ impl Authority {
     /// A daemon that demands a client certificate, and answers every line with
     /// `greeting` and that line. Lists the certificates' count of each client.
     pub(super) async fn daemon(&self, greeting: &'static str) -> TlsDaemon {
-        let (chain, key) =
-            self.issue(&["*.builds.example.org", "*.ci.test"], ExtendedKeyUsagePurpose::ServerAuth);
+        let (chain, key) = self.issue(&["*.builds.example.org", "*.ci.test"], ExtendedKeyUsagePurpose::ServerAuth);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(self.roots(), provider.clone()).build().unwrap();
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.roots(), provider.clone()).build().unwrap();
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()

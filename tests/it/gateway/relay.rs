@@ -103,15 +103,13 @@ async fn both_directions_at_once_lose_nothing() {
 #[tokio::test]
 async fn a_slow_reader_gets_every_byte_before_the_end() {
     let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
-    let (client, mut stream) = pair(&farm, &daemon).await;
-    drop(client);
-    drop(stream);
+    farm.list(DAEMON, &[daemon.address]);
     // As small a window as the kernel grants.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(1).unwrap();
     let mut client = socket.connect(farm.address).await.unwrap();
     client.write_all(&hellos::captured()[0].2).await.unwrap();
-    stream = daemon.accept().await;
+    let mut stream = daemon.accept().await;
     let down = noise(2_000_000);
     let writing = async {
         stream.write_all(&down).await.unwrap();

@@ -1,7 +1,7 @@
 //! What callers are told, and what the log and the metrics are.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -11,6 +11,7 @@ use clap::Parser;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tracing::Dispatch;
 
 use super::memory::{Memory, Step};
 use super::{SHOP, SHOP_KEY, Server, call, open, post, tokens};
@@ -213,8 +214,14 @@ async fn metrics_tell_warm_cold_untrusted_and_error() {
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
+/// With one subscriber alone in the process, tracing asks the thread that first
+/// meets an event whether anybody listens, and keeps the answer for all threads.
+static SECOND: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_writer(io::sink).finish()));
+
 impl Log {
     fn capture(&self) -> tracing::subscriber::DefaultGuard {
+        LazyLock::force(&SECOND);
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || log.clone()).finish();
         tracing::subscriber::set_default(subscriber)

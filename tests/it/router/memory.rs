@@ -28,6 +28,8 @@ pub(crate) struct Seen {
     pub(crate) projects: BTreeMap<String, Daemon>,
     /// Calls that have begun.
     pub(crate) calls: BTreeMap<Step, usize>,
+    /// Entries ever written.
+    pub(crate) persisted: usize,
     /// Steps that go no further for now.
     held: Vec<Step>,
 }
@@ -43,9 +45,10 @@ pub(crate) struct Daemon {
 
 type Fault = Box<dyn Fn() -> ProvisionError + Send + Sync>;
 
+#[derive(Clone)]
 pub(crate) struct Memory {
     seen: watch::Sender<Seen>,
-    faults: Mutex<HashMap<Step, Fault>>,
+    faults: Arc<Mutex<HashMap<Step, Fault>>>,
     /// Time from being wanted to ready, once pods become ready at all.
     start: Duration,
     namespace: String,
@@ -62,7 +65,7 @@ impl Memory {
     pub(crate) fn at(namespace: &str, gateway_host: Option<String>, port: u16) -> Self {
         Self {
             seen: watch::Sender::default(),
-            faults: Mutex::default(),
+            faults: Arc::default(),
             start: Duration::from_millis(20),
             namespace: namespace.to_owned(),
             gateway_host,
@@ -157,10 +160,20 @@ impl Provisioner for Memory {
         Ok(())
     }
 
+    /// As a store with a writer of its own has it: what was handed over is
+    /// written, whether or not anybody still waits for it.
     async fn begin(&self, key: &ProjectKey, build: &BuildId) -> Result<(), ProvisionError> {
-        self.step(Step::Begin).await?;
-        self.seen.send_modify(|seen| seen.projects.get_mut(key.as_str()).unwrap().inflight.push(build.digest()));
-        Ok(())
+        let memory = self.clone();
+        let (key, digest) = (key.to_string(), build.digest());
+        let write = tokio::spawn(async move {
+            memory.step(Step::Begin).await?;
+            memory.seen.send_modify(|seen| {
+                seen.persisted += 1;
+                seen.projects.get_mut(&key).unwrap().inflight.push(digest);
+            });
+            Ok(())
+        });
+        write.await.unwrap()
     }
 
     async fn end(&self, key: &ProjectKey, build: Option<&BuildId>) -> Result<Released, ProvisionError> {

@@ -7,73 +7,9 @@ use bko_install::router::{Config, RouteArgs, Secret, Timeouts};
 use clap::Parser;
 
 use super::Server;
+use super::differences::DIFFERENCES;
 use super::memory::{Memory, Shared};
-use super::replay::{self, Difference, Exchange, GROUPS, Subject};
-
-/// Every wanted difference; the rows are explained in `docs/compatibility.md`.
-const DIFFERENCES: [Difference; 4] = [
-    Difference {
-        exchanges: &[
-            "prewarm-absent",
-            "prewarm-again-cold",
-            "prewarm-warm",
-            "prewarm-ignores-untrusted",
-            "token-scheme-any-case",
-            "admin-right",
-            "admin-right-bearer-only",
-            "gateway-port-443",
-            "port-4321-prewarm",
-        ],
-        row: "BF-41",
-        ours: |response| {
-            response.headers.insert("content-type".to_owned(), "application/json".to_owned());
-        },
-        last: false,
-    },
-    Difference {
-        exchanges: &["double-slash-redirects"],
-        row: "BF-41",
-        ours: |response| {
-            response.status = 404;
-            response.headers.clear();
-            response.headers.insert("content-type".to_owned(), "text/plain; charset=utf-8".to_owned());
-            response.headers.insert("x-content-type-options".to_owned(), "nosniff".to_owned());
-            response.body = "404 page not found\n".into();
-        },
-        last: false,
-    },
-    // Last: it makes a project and waits for its daemon.
-    Difference {
-        exchanges: &["route-unknown-field"],
-        row: "BF-21",
-        ours: |response| {
-            response.status = 200;
-            response.headers.clear();
-            response.headers.insert("content-type".to_owned(), "application/json".to_owned());
-            response.headers.insert("x-buildkit-operator-ignored-fields".to_owned(), "branch".to_owned());
-            response.body = serde_json::json!({
-                "key": "p280ada3d8fae4e39",
-                "buildId": "<buildId>",
-                "endpoint": "tcp://buildkitd-p280ada3d8fae4e39.buildkit-builds.svc:1234",
-                "namespace": "buildkit-builds",
-                "ready": true,
-            });
-        },
-        last: true,
-    },
-    // Last: it releases the oldest entry.
-    Difference {
-        exchanges: &["complete-unknown-field"],
-        row: "BF-21",
-        ours: |response| {
-            response.status = 204;
-            response.headers.clear();
-            response.headers.insert("x-buildkit-operator-ignored-fields".to_owned(), "build_id".to_owned());
-            response.body = "".into();
-        },
-        last: true,
-    },
-];
+use super::replay::{self, Exchange, GROUPS, Subject};
 
 /// The recorded server's flags: the routing API's own, and its provisioner's.
 #[derive(Parser)]

@@ -117,7 +117,7 @@ pub(crate) async fn an_image_that_is_missing_ends_the_run_at_once(cluster: Arc<C
 pub(crate) async fn what_is_not_ready_in_time_is_exit_code_4(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = Farm::new(cluster, "slow");
     farm.play.switch_off();
-    let run = farm.run("init", &["--timeout=6s"]).await?.expect(4);
+    let run = farm.run("init", &["--timeout=15s"]).await?.expect(4);
     run.says("is not ready in time: 0 of 1 replicas available");
     assert!(farm.lease().await?.is_none());
     farm.play.switch_on();

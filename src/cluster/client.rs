@@ -29,12 +29,12 @@ pub enum ConnectError {
         source: std::io::Error,
     },
     /// The file is no kubeconfig.
-    #[error("kubeconfig {file} is malformed")]
+    #[error("kubeconfig {file} is malformed: {why}")]
     Malformed {
         /// Which file.
         file: String,
         /// Why.
-        source: Box<KubeconfigError>,
+        why: String,
     },
     /// No context was named.
     #[error("kubeconfig {file} has no current context")]
@@ -200,7 +200,12 @@ fn file_error(file: String, error: KubeconfigError) -> ConnectError {
         KubeconfigError::ReadConfig(source, path) if source.kind() != std::io::ErrorKind::InvalidData => {
             ConnectError::ReadFile { path, source }
         }
-        error => ConnectError::Malformed { file, source: Box::new(error) },
+        // Further lines would show the file itself, which holds credentials.
+        KubeconfigError::Parse(error) => {
+            let why = first_line(&error.to_string()).trim_start_matches("error: ").to_owned();
+            ConnectError::Malformed { file, why }
+        }
+        error => ConnectError::Malformed { file, why: first_line(&error.to_string()) },
     }
 }
 

@@ -81,7 +81,7 @@ async fn observe_one(
         return if bundle.brings_kind(&object.id) {
             Ok(Observation::Unserved)
         } else {
-            Err(RequestError::NotServed { object: object.id.clone() })
+            Err(RequestError::NotServed { object: Box::new(object.id.clone()) })
         };
     }
     if object.id.namespace.as_ref().is_some_and(|namespace| bundle.namespaces.contains(namespace)) {
@@ -111,7 +111,7 @@ async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError
         // may well not become it.
         Err(RequestError::Refused { .. }) if cluster.get(&id).await?.is_some() => Ok(()),
         Err(RequestError::Refused { message, code, .. }) => {
-            Err(RequestError::Refused { object: object.id.clone(), message, code })
+            Err(RequestError::Refused { object: Box::new(object.id.clone()), message, code })
         }
         Err(error) => Err(error),
     }

@@ -42,7 +42,7 @@ pub enum RequestError {
     #[error("{object}: fields belong to other managers: {}", list(conflicts))]
     Conflict {
         /// The object.
-        object: ObjectId,
+        object: Box<ObjectId>,
         /// Each field and its manager.
         conflicts: Vec<FieldConflict>,
     },
@@ -50,7 +50,7 @@ pub enum RequestError {
     #[error("{object}: {message}")]
     Refused {
         /// The object.
-        object: ObjectId,
+        object: Box<ObjectId>,
         /// The API server's words.
         message: String,
         /// Its HTTP status.
@@ -60,7 +60,7 @@ pub enum RequestError {
     #[error("{object}: the API server has no kind \"{}\" in \"{}\"", object.kind, object.api_version())]
     NotServed {
         /// The object.
-        object: ObjectId,
+        object: Box<ObjectId>,
     },
     /// The run's deadline has passed.
     #[error("cannot {request} before the deadline{}", last.as_ref().map(|l| format!(": {l}")).unwrap_or_default())]
@@ -127,7 +127,7 @@ type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 impl Cluster {
     /// The resource of an object's kind, or that it is not served.
     pub(super) async fn resource(&self, object: &ObjectId) -> Result<ApiResource, RequestError> {
-        self.find_resource(object).await?.ok_or_else(|| RequestError::NotServed { object: object.clone() })
+        self.find_resource(object).await?.ok_or_else(|| RequestError::NotServed { object: Box::new(object.clone()) })
     }
 
     /// The resource of an object's kind; `None` when it is not served.
@@ -242,7 +242,7 @@ fn is_connection(error: &kube::Error) -> bool {
 fn refusal(target: &Target<'_>, status: &Status) -> RequestError {
     let conflicts = conflicts(status);
     if !conflicts.is_empty() {
-        return RequestError::Conflict { object: target.object.clone(), conflicts };
+        return RequestError::Conflict { object: Box::new(target.object.clone()), conflicts };
     }
     if status.code == 403
         && let Some((user, verb)) = lacking(&status.message)
@@ -253,7 +253,7 @@ fn refusal(target: &Target<'_>, status: &Status) -> RequestError {
 }
 
 fn other_refusal(object: &ObjectId, status: &Status) -> RequestError {
-    RequestError::Refused { object: object.clone(), message: status.message.clone(), code: status.code }
+    RequestError::Refused { object: Box::new(object.clone()), message: status.message.clone(), code: status.code }
 }
 
 fn permission(target: &Target<'_>, verb: &str) -> String {

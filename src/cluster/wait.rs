@@ -28,7 +28,7 @@ pub enum WaitError {
     #[error("cannot wait for {object}")]
     Watch {
         /// The object.
-        object: ObjectId,
+        object: Box<ObjectId>,
         /// Why.
         source: Box<kube::runtime::watcher::Error>,
     },
@@ -141,7 +141,7 @@ async fn serve(cluster: &Cluster, kind: &ObjectId) -> Result<(), RequestError> {
         (in_a_row, attempt) = (0, attempt + 1);
         let request = format!("find kind {} in {}", kind.kind, kind.api_version());
         if !cluster.pause(&request, "not served yet".into(), retry::pause(attempt, None)).await? {
-            return Err(RequestError::NotServed { object: kind.clone() });
+            return Err(RequestError::NotServed { object: Box::new(kind.clone()) });
         }
     }
     Ok(())

@@ -6,6 +6,7 @@
 mod farm;
 mod harness;
 mod harness_checks;
+mod installer;
 mod routes;
 mod wire;
 
@@ -28,6 +29,24 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(harness_checks::audit_counts_writes_by_user_agent),
         test!(harness_checks::claim_binds_to_a_volume),
         test!(harness_checks::api_server_comes_back_after_a_crash).serial(),
+        test!(installer::init_installs_on_an_empty_cluster_and_then_writes_nothing),
+        test!(installer::what_was_asked_for_once_is_carried_over).serial(),
+        test!(installer::an_upgrade_writes_what_changes_and_events_are_lines_of_json),
+        test!(installer::an_installer_that_left_its_lease_behind_is_waited_for),
+        test!(installer::a_load_balancer_that_never_comes_is_a_warning),
+        test!(installer::another_manager_is_named_and_overruled_only_by_force),
+        test!(installer::a_lacking_permission_is_named_before_the_first_write),
+        test!(installer::an_installer_at_work_is_named_to_the_other),
+        test!(installer::an_image_that_is_missing_ends_the_run_at_once),
+        test!(installer::what_is_not_ready_in_time_is_exit_code_4),
+        test!(installer::a_quota_that_is_used_up_is_the_reason_told),
+        test!(installer::status_tells_drift_and_what_is_not_ready),
+        test!(installer::killed_after_the_intent),
+        test!(installer::killed_in_the_middle_of_a_level),
+        test!(installer::killed_between_two_levels),
+        test!(installer::killed_before_the_outcome),
+        test!(installer::interrupted_it_stops_cleanly_and_goes_on_later),
+        test!(installer::a_restart_of_the_api_server_is_survived).serial(),
         test!(routes::a_cold_route_is_answered_within_250_ms_of_ready),
         test!(routes::concurrent_routes_share_their_writes),
         test!(routes::a_release_right_after_its_route_finds_its_entry),

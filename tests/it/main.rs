@@ -7,6 +7,7 @@ mod daemons;
 mod export;
 mod gateway;
 mod image;
+mod install;
 mod key_command;
 mod keys;
 mod plans;

@@ -80,8 +80,8 @@ pub(super) fn record(error: RecordError) -> Failure {
     match error {
         RecordError::Request { source: source @ RequestError::Interrupted, .. } => request(source),
         RecordError::Request { source, what } => {
-            let hint = self::hint(&source);
-            with_hint(Failure::new(Code::Failed, RecordError::Request { what, source }), hint)
+            let (code, hint) = (code(&source), self::hint(&source));
+            with_hint(Failure::new(code, RecordError::Request { what, source }), hint)
         }
         error => with_hint(Failure::new(Code::Failed, error), hint),
     }
@@ -119,13 +119,16 @@ fn wait(error: WaitError) -> Failure {
 
 /// An error of one request.
 fn request(error: RequestError) -> Failure {
-    let code = match error {
+    let (code, hint) = (code(&error), hint(&error));
+    with_hint(Failure::new(code, error), hint)
+}
+
+fn code(error: &RequestError) -> Code {
+    match error {
         RequestError::Interrupted => Code::Interrupted,
         RequestError::Deadline { .. } => Code::NotReady,
         _ => Code::Failed,
-    };
-    let hint = hint(&error);
-    with_hint(Failure::new(code, error), hint)
+    }
 }
 
 fn hint(error: &RequestError) -> Option<String> {

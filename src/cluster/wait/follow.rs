@@ -109,7 +109,7 @@ impl<'a> Follow<'a> {
             _ => false,
         };
         if refused {
-            return Err(WaitError::Watch { object: self.id.clone(), source: Box::new(error) });
+            return Err(WaitError::Watch { object: Box::new(self.id.clone()), source: Box::new(error) });
         }
         let request = format!("watch {}", self.id);
         self.cluster.report(Event::Retrying { request, why: error.to_string(), delay_ms: 0 });

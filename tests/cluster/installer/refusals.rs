@@ -1,0 +1,175 @@
+//! Runs that must not succeed, and what they say.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use serde_json::json;
+
+use super::*;
+
+const SERVER: &str = "buildkit-operator-buildd";
+
+pub(crate) async fn another_manager_is_named_and_overruled_only_by_force(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "conflict");
+    farm.init(&[]).await?.expect(0);
+    let deployments: Api<Deployment> = Api::namespaced(farm.client(), &farm.names.operator);
+    let scale = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+    deployments.patch(SERVER, &scale, &Patch::Merge(json!({"spec": {"replicas": 2}}))).await?;
+    let before = farm.writes().await?.len();
+    let refused = farm.init(&[]).await?.expect(1);
+    refused.says(&format!("Deployment {}/{SERVER}: fields belong to other managers", farm.names.operator));
+    refused.says(".spec.replicas of \"somebody\"");
+    refused.says("hint: take the fields over with --force-conflicts");
+    assert_eq!(farm.writes().await?.len(), before);
+    let forced = farm.run("plan", &["--force-conflicts"]).await?.expect(3);
+    assert!(forced.out.contains("taking over fields of other managers"), "{}", forced.out);
+    farm.init(&["--force-conflicts"]).await?.expect(0);
+    farm.run("plan", &[]).await?.expect(0);
+    Ok(())
+}
+
+pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "forbidden");
+    farm.names.create(&farm.client()).await?;
+    let (operator, name) = (&farm.names.operator, format!("{}-installer", farm.names.operator));
+    let accounts: Api<ServiceAccount> = Api::namespaced(farm.client(), operator);
+    accounts
+        .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "installer"}}))?)
+        .await?;
+    // Everything but to write Deployments.
+    let rest = ["get", "list", "watch", "create", "update", "patch", "delete", "bind", "escalate"];
+    let role: ClusterRole = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "rules": [
+            {"apiGroups": ["", "rbac.authorization.k8s.io", "networking.k8s.io", "policy", "coordination.k8s.io",
+                "apiextensions.k8s.io", "buildkit-operator.socialgouv.github.io"], "resources": ["*"], "verbs": rest},
+            {"apiGroups": ["apps"], "resources": ["*"], "verbs": ["get", "list", "watch"]},
+        ],
+    }))?;
+    Api::all(farm.client()).create(&PostParams::default(), &role).await?;
+    let binding: ClusterRoleBinding = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": "installer", "namespace": operator}],
+    }))?;
+    Api::all(farm.client()).create(&PostParams::default(), &binding).await?;
+    let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
+    let token = accounts.create_token_request("installer", &PostParams::default(), &request).await?;
+    let file = tempfile::NamedTempFile::new()?;
+    kubeconfig_with_token(
+        &farm.cluster,
+        &token.status.and_then(|status| status.token).context("no token")?,
+        file.path(),
+    )?;
+
+    let mut command = farm.command("init", &[]);
+    command.env("KUBECONFIG", "").args(["--timeout=30s"]);
+    let mut args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
+    let position = args.iter().position(|arg| arg == "--kubeconfig").context("no kubeconfig")?;
+    args[position + 1] = file.path().into();
+    let output = Command::new(env!("CARGO_BIN_EXE_bko-install")).args(args).output().await?;
+    let run = Run::new(output)?.expect(1);
+    run.says(&format!("may not patch deployments.apps in namespace \"{operator}\""));
+    run.says("hint: let user \"system:serviceaccount:");
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+    assert!(farm.record().await?.is_none());
+    Ok(())
+}
+
+pub(crate) async fn an_installer_at_work_is_named_to_the_other(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "two");
+    farm.play.switch_off();
+    let mut first = farm.spawn("init", &["--timeout=60s"])?;
+    wait_for_pod(&farm, SERVER).await?;
+    let second = farm.init(&[]).await?.expect(5);
+    second.says("another installer is at work: ");
+    second.says(&format!(", process {}, ", first.id().context("no process")?));
+    farm.play.switch_on();
+    assert!(first.wait().await?.success());
+    assert!(farm.lease().await?.is_none());
+    Ok(())
+}
+
+pub(crate) async fn an_image_that_is_missing_ends_the_run_at_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "image");
+    farm.play.switch_off();
+    let init = farm.spawn("init", &["--timeout=100s"])?;
+    let pod = wait_for_pod(&farm, SERVER).await?;
+    let began = std::time::Instant::now();
+    container_waits(&farm, &pod, "ImagePullBackOff", "Back-off pulling image").await?;
+    let run = Run::new(init.wait_with_output().await?)?.expect(4);
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    run.says(&format!("Deployment {}/{SERVER} will not become ready", farm.names.operator));
+    run.says(&format!("pod \"{}\": container \"", pod.name_any()));
+    run.says("ImagePullBackOff: Back-off pulling image");
+    run.says(&format!("hint: the nodes cannot get image \"{IMAGE}\""));
+    run.says("bko-install image --output");
+    let record = farm.record().await?.context("no record")?;
+    assert_eq!(record["state"], "failed");
+    assert!(record["message"].as_str().unwrap_or_default().contains("ImagePullBackOff"), "{record}");
+    let status = farm.run("plan", &[]).await?.expect(3);
+    assert!(status.out.contains("record: objects change"), "{}", status.out);
+    Ok(())
+}
+
+pub(crate) async fn what_is_not_ready_in_time_is_exit_code_4(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "slow");
+    farm.play.switch_off();
+    let run = farm.run("init", &["--timeout=15s"]).await?.expect(4);
+    run.says("is not ready in time: 0 of 1 replicas available");
+    assert!(farm.lease().await?.is_none());
+    farm.play.switch_on();
+    farm.init(&[]).await?.expect(0);
+    Ok(())
+}
+
+pub(crate) async fn a_quota_that_is_used_up_is_the_reason_told(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "quota");
+    farm.names.create(&farm.client()).await?;
+    let quotas: Api<ResourceQuota> = Api::namespaced(farm.client(), &farm.names.operator);
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+    let run = farm.init(&[]).await?.expect(4);
+    run.says("exceeded quota: none");
+    Ok(())
+}
+
+pub(crate) async fn status_tells_drift_and_what_is_not_ready(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "drift");
+    farm.init(&[]).await?.expect(0);
+    let namespaces: Api<Namespace> = Api::all(farm.client());
+    let label = json!({"metadata": {"labels": {"bko-install/component": "somebody-else"}}});
+    namespaces.patch(&farm.names.builds, &PatchParams::default(), &Patch::Merge(label)).await?;
+    let drift = farm.run("plan", &["--force-conflicts"]).await?.expect(3);
+    assert!(drift.out.contains("[\"bko-install/component\"]: \"somebody-else\" → \"namespaces\""), "{}", drift.out);
+    Ok(())
+}
+
+/// The first pod of a workload.
+async fn wait_for_pod(farm: &Farm, prefix: &str) -> anyhow::Result<Pod> {
+    use futures::TryStreamExt;
+    let pods: Api<Pod> = Api::namespaced(farm.client(), &farm.names.operator);
+    let mut pods = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff().applied_objects());
+    let wait = async {
+        while let Some(pod) = pods.try_next().await? {
+            if pod.name_any().starts_with(prefix) {
+                return Ok(pod);
+            }
+        }
+        anyhow::bail!("the watch ended")
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await?
+}
+
+async fn container_waits(farm: &Farm, pod: &Pod, reason: &str, message: &str) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(farm.client(), &farm.names.operator);
+    let container = pod.spec.as_ref().and_then(|spec| spec.containers.first()).context("no container")?;
+    let status = json!({"status": {"phase": "Pending", "containerStatuses": [{
+        "name": container.name, "image": container.image, "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"waiting": {"reason": reason, "message": message}},
+    }]}});
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(())
+}

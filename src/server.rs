@@ -14,12 +14,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::families::build_farm::args::FarmArgs;
 use crate::families::build_farm::controller::Controller;
+use crate::families::build_farm::directory;
 use crate::families::build_farm::metrics::Metrics as ControllerMetrics;
 use crate::families::build_farm::provisioner::Farm;
 use crate::families::build_farm::settings::Settings;
 use crate::families::build_farm::view::View;
 use crate::families::build_farm::writer::Writer;
-use crate::families::build_farm::directory;
 use crate::gateway::directory::Directory;
 use crate::gateway::{self, args::GatewayArgs};
 use crate::names::{GROUP, OPERATOR_NAMESPACE};
@@ -192,7 +192,12 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
         let metrics = Arc::new(gateway::metrics::Metrics::register(&mut registry));
         tasks.spawn(gateway::run(listener, config, table, metrics, shutdown.closing.clone()));
     }
-    tokio::spawn(admin::serve(admin_listener, Arc::new(registry), readiness.clone(), tokio_util::sync::CancellationToken::new()));
+    tokio::spawn(admin::serve(
+        admin_listener,
+        Arc::new(registry),
+        readiness.clone(),
+        tokio_util::sync::CancellationToken::new(),
+    ));
     tracing::info!(roles = ?roles, namespace = settings.namespace, version = crate::VERSION, "serving");
     let delay = Duration::from_secs(args.shutdown_delay_seconds);
     on_signal(shutdown, readiness, delay).await.map_err(ServerError::Signals)?;

@@ -97,7 +97,9 @@ impl fmt::Display for Event {
             Self::Recorded { state: Progress::Applying } => write!(f, "recorded the intent"),
             Self::Recorded { state: Progress::Installed } => write!(f, "recorded the success"),
             Self::Recorded { state: Progress::Failed } => write!(f, "recorded the failure"),
-            Self::Level { runlevel, writes, objects } => write!(f, "{runlevel}: {writes} of {objects} objects to write"),
+            Self::Level { runlevel, writes, objects } => {
+                write!(f, "{runlevel}: {writes} of {objects} objects to write")
+            }
             Self::Applied { object, verb: Verb::Created } => write!(f, "created {object}"),
             Self::Applied { object, verb: Verb::Configured } => write!(f, "configured {object}"),
             Self::Waiting { object, why } => write!(f, "waiting for {object}: {why}"),

@@ -14,8 +14,8 @@ use kube::runtime::watcher;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::record::NAME;
 use super::Cluster;
+use super::record::NAME;
 
 /// How long a lease lives without renewal. Short, because a run after a crash
 /// has to wait for it.
@@ -160,7 +160,8 @@ async fn wait_for_expiry(cluster: &Cluster, leases: &Api<Lease>, namespace: &str
             Some(Ok(Some(lease))) => match &first {
                 None => {
                     let holder = holder(&lease);
-                    let message = format!("another installer holds the lock: {holder}; waiting until it renews or expires");
+                    let message =
+                        format!("another installer holds the lock: {holder}; waiting until it renews or expires");
                     cluster.report(super::Event::Warning { message });
                     let duration = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(10);
                     let duration = Duration::from_secs(u64::try_from(duration).unwrap_or(10)).min(DURATION * 6);

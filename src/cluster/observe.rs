@@ -17,11 +17,7 @@ use crate::plan::{Observation, Observations};
 ///
 /// # Errors
 /// Everything that the API server refuses, so that all of it can be mended at once.
-pub async fn observe(
-    cluster: &Cluster,
-    desired: &[Object],
-    force: bool,
-) -> Result<Observations, Vec<RequestError>> {
+pub async fn observe(cluster: &Cluster, desired: &[Object], force: bool) -> Result<Observations, Vec<RequestError>> {
     let bundle = Bundle::new(cluster, desired).await.map_err(|error| vec![error])?;
     let bundle = &bundle;
     let results: Vec<_> = stream::iter(desired)

@@ -64,7 +64,9 @@ impl RecordError {
         Some(match self {
             Self::Request { .. } => return None,
             Self::Malformed { namespace, .. } => {
-                format!("restore it, or delete it and run again: `kubectl --namespace {namespace} delete configmap {NAME}`")
+                format!(
+                    "restore it, or delete it and run again: `kubectl --namespace {namespace} delete configmap {NAME}`"
+                )
             }
             Self::Newer { .. } => "use the newer bko-install that wrote it".into(),
             Self::Several { .. } => "say which one is meant, with `--set` for its operator namespace".into(),

@@ -5,8 +5,8 @@ mod follow;
 
 use std::time::Duration;
 
-use futures::stream::FuturesUnordered;
 use futures::TryStreamExt as _;
+use futures::stream::FuturesUnordered;
 
 use super::apply::Applied;
 use super::{Cluster, Event, RequestError, retry};

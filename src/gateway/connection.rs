@@ -62,8 +62,7 @@ async fn route(
     let hello = hello(gateway, client, accepted).await?;
     let sni = sni.insert(hello.sni);
     let daemon = gateway.config.domains.daemon(sni).ok_or(Refusal::Rejected(Rejection::Unmatched))?;
-    let permit =
-        Arc::clone(&gateway.conns).try_acquire_owned().map_err(|_| Refusal::Rejected(Rejection::OverLimit))?;
+    let permit = Arc::clone(&gateway.conns).try_acquire_owned().map_err(|_| Refusal::Rejected(Rejection::OverLimit))?;
     let deadline = accepted + gateway.config.hold;
     let stream = backend::connect(gateway, &daemon, client, deadline).await?;
     gateway.metrics.routed.inc();

@@ -45,10 +45,8 @@ async fn live_secrets(cluster: &Cluster, rendered: &Rendered) -> Result<LiveSecr
         let Some(live) = cluster.get(&id).await.map_err(|error| InstallError::Observe(vec![error]))? else {
             return Ok(None);
         };
-        let secret = LiveSecret::from_manifest(&live).map_err(|why| InstallError::ReadSecret {
-            secret: format!("{namespace}/{name}"),
-            why: why.to_string(),
-        })?;
+        let secret = LiveSecret::from_manifest(&live)
+            .map_err(|why| InstallError::ReadSecret { secret: format!("{namespace}/{name}"), why: why.to_string() })?;
         Ok::<_, InstallError>(Some(((namespace, name), secret)))
     };
     stream::iter(keys).map(read).buffer_unordered(16).try_filter_map(|found| async { Ok(found) }).try_collect().await

@@ -17,8 +17,11 @@ pub(super) fn deployment(object: &Value) -> State {
         return State::Failed(why);
     }
     let wanted = wanted(object);
-    let (all, updated, available) =
-        (count(object, "/status/replicas"), count(object, "/status/updatedReplicas"), count(object, "/status/availableReplicas"));
+    let (all, updated, available) = (
+        count(object, "/status/replicas"),
+        count(object, "/status/updatedReplicas"),
+        count(object, "/status/availableReplicas"),
+    );
     if updated < wanted {
         State::Pending(format!("{updated} of {wanted} replicas updated"))
     } else if all > updated {

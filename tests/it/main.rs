@@ -1,19 +1,19 @@
 //! Everything that needs no cluster: rendering, plans, the command line, and
 //! sockets on loopback.
 
-mod export;
-mod keys;
-mod profiles;
-mod rendering;
-mod daemons;
-mod gateway;
-mod keys;
-mod router;
 mod certificates;
 mod cli;
+mod daemons;
+mod export;
+mod gateway;
 mod image;
 mod key_command;
 mod keys;
+mod keys;
+mod keys;
 mod plans;
+mod profiles;
 mod readiness;
+mod rendering;
+mod router;
 mod router;

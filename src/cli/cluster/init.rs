@@ -103,7 +103,10 @@ fn next_steps(installed: &Installed<'_>) -> String {
     ];
     if let Some(Gateway { domains, port }) = gateway {
         let names: Vec<_> = domains.iter().map(|domain| format!("*.{domain}")).collect();
-        lines.push(format!("  dns      point {} at the address of Service {namespace}/buildkit-operator-gateway", names.join(", ")));
+        lines.push(format!(
+            "  dns      point {} at the address of Service {namespace}/buildkit-operator-gateway",
+            names.join(", ")
+        ));
         lines.push(format!("  builds   tcp://<daemon>.{}:{port}", domains.first().map_or("", String::as_str)));
     }
     lines.push("  status   bko-install cluster status".to_owned());

@@ -30,7 +30,9 @@ pub(super) async fn open(
 
 async fn watch_signals(interrupt: CancellationToken, global: Global) {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else { return };
+    let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+        return;
+    };
     for round in 0.. {
         tokio::select! {
             _ = int.recv() => {}

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use futures::stream::{BoxStream, select_all};
 use futures::StreamExt as _;
+use futures::stream::{BoxStream, select_all};
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -193,6 +193,7 @@ fn api(client: kube::Client, id: &ObjectId, resource: &ApiResource) -> Api<Dynam
 
 /// Items of a list carry neither `apiVersion` nor `kind`.
 fn to_value(mut object: DynamicObject, resource: &ApiResource) -> Value {
-    object.types = Some(kube::core::TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
+    object.types =
+        Some(kube::core::TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
     serde_json::to_value(object).unwrap_or_default()
 }

@@ -196,11 +196,9 @@ impl Authority {
     /// A daemon that demands a client certificate, and answers every line with
     /// `greeting` and that line. Lists the certificates' count of each client.
     pub(super) async fn daemon(&self, greeting: &'static str) -> TlsDaemon {
-        let (chain, key) =
-            self.issue(&["*.builds.example.org", "*.ci.test"], ExtendedKeyUsagePurpose::ServerAuth);
+        let (chain, key) = self.issue(&["*.builds.example.org", "*.ci.test"], ExtendedKeyUsagePurpose::ServerAuth);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(self.roots(), provider.clone()).build().unwrap();
+        let verifier = WebPkiClientVerifier::builder_with_provider(self.roots(), provider.clone()).build().unwrap();
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()

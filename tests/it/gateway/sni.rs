@@ -12,7 +12,11 @@ fn all() -> Vec<(String, Option<&'static str>, Vec<u8>)> {
         hellos::captured().into_iter().map(|(file, name, bytes)| (file.to_owned(), name, bytes)).collect();
     all.push(("rustls".into(), Some(NAME), hellos::rustls(NAME, &[&TLS13, &TLS12], &[b"h2"])));
     all.push(("rustls 1.2".into(), Some(NAME), hellos::rustls(NAME, &[&TLS12], &[])));
-    all.push(("rustls, many protocols".into(), Some(NAME), hellos::rustls(NAME, &[&TLS13], &[[b'x'; 200].as_slice(); 40])));
+    all.push((
+        "rustls, many protocols".into(),
+        Some(NAME),
+        hellos::rustls(NAME, &[&TLS13], &[[b'x'; 200].as_slice(); 40]),
+    ));
     all.push(("rustls to an address".into(), None, hellos::rustls("192.0.2.7", &[&TLS13], &[])));
     all
 }
@@ -141,7 +145,8 @@ fn bytes_that_were_not_received_are_not_read() {
 #[test]
 fn names_come_out_as_they_were_sent() {
     let long = "a".repeat(254);
-    for name in ["BuildKitD-X.Example.org", "x.example.org.", "a.b.c.example.org", "*.example.org", "192.0.2.7", &long] {
+    for name in ["BuildKitD-X.Example.org", "x.example.org.", "a.b.c.example.org", "*.example.org", "192.0.2.7", &long]
+    {
         assert_eq!(peek(&Made::new().sni(name.as_bytes()).wire()), expected(Some(name)));
     }
 }
@@ -167,7 +172,8 @@ fn hellos_without_a_name_say_so() {
 
 #[test]
 fn what_is_not_tls_is_refused_by_its_first_bytes() {
-    for bytes in [&b"GET / HTTP/1.1\r\n"[..], b"PROXY TCP4", b"SSH-2.0", &[0x80, 0x2e, 1, 3, 1], &[0], &[22, 2], &[23]] {
+    for bytes in [&b"GET / HTTP/1.1\r\n"[..], b"PROXY TCP4", b"SSH-2.0", &[0x80, 0x2e, 1, 3, 1], &[0], &[22, 2], &[23]]
+    {
         assert_eq!(peek(bytes), Peek::Reject(Reason::NotTls), "{bytes:?}");
     }
     assert_eq!(peek(&[]), Peek::Incomplete);

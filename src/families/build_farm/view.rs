@@ -1,24 +1,25 @@
 //! What this process knows of the farm: caches kept by watches, and who waits
 //! for them to change. Nothing here polls.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event, watch_object, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
+use super::build::config::{Base, BaseError};
 use super::build::{DAEMON_SELECTOR, PROJECT_KEY};
 use super::status;
 use crate::key::ProjectKey;
@@ -45,11 +46,13 @@ pub struct View {
     waiters: Mutex<HashMap<String, Weak<Notify>>>,
     triggers: Mutex<Option<mpsc::UnboundedSender<ObjectRef<BuildProject>>>>,
     filled: watch::Sender<bool>,
+    /// What the user gave for all daemons; the error of the newest, if it has one.
+    base: Mutex<(Base, Option<BaseError>)>,
 }
 
 impl View {
     /// Starts the watches; they end with `shutdown`.
-    pub fn start(client: &Client, namespace: &str, shutdown: &CancellationToken) -> Arc<Self> {
+    pub fn start(client: &Client, namespace: &str, config_map: &str, shutdown: &CancellationToken) -> Arc<Self> {
         let (sets, services, pods) = (Writer::default(), Writer::default(), Writer::default());
         let writer = Writer::<BuildProject>::default();
         let view = Arc::new(Self {
@@ -62,8 +65,11 @@ impl View {
             waiters: Mutex::default(),
             triggers: Mutex::default(),
             filled: watch::Sender::new(false),
+            base: Mutex::default(),
         });
-        tokio::spawn(view.clone().fill());
+        let (configured, first_look) = oneshot::channel();
+        tokio::spawn(view.clone().follow_base(client.clone(), config_map.to_owned(), configured, shutdown.clone()));
+        tokio::spawn(view.clone().fill(first_look));
         tokio::spawn(view.clone().follow_projects(client.clone(), shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), sets, shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), services, shutdown.clone()));
@@ -78,8 +84,9 @@ impl View {
     }
 
     /// A store wakes only one of those who wait for it: this is the one.
-    async fn fill(self: Arc<Self>) {
+    async fn fill(self: Arc<Self>, base: oneshot::Receiver<()>) {
         let _ = tokio::join!(
+            base,
             self.projects.wait_until_ready(),
             self.sets.wait_until_ready(),
             self.services.wait_until_ready(),
@@ -124,6 +131,12 @@ impl View {
             writer.apply_watcher_event(&Event::Apply(project));
         }
         self.notify(&name);
+    }
+
+    /// What the user gave for all daemons: the newest that can be read, and what
+    /// is wrong with a newer one.
+    pub fn base(&self) -> (Base, Option<BaseError>) {
+        self.base.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Wakes whenever something about the key changes. Enable the notification
@@ -203,6 +216,47 @@ impl View {
         let mut triggers = self.triggers.lock().unwrap_or_else(PoisonError::into_inner);
         if triggers.as_ref().is_some_and(|sender| sender.send(self.reference(key)).is_err()) {
             *triggers = None;
+        }
+    }
+
+    async fn follow_base(
+        self: Arc<Self>,
+        client: Client,
+        name: String,
+        first_look: oneshot::Sender<()>,
+        shutdown: CancellationToken,
+    ) {
+        let api = Api::<ConfigMap>::namespaced(client, &self.namespace);
+        let mut changes = Box::pin(watch_object(api, &name).default_backoff());
+        let mut first_look = Some(first_look);
+        while let Some(Some(change)) = shutdown.run_until_cancelled(changes.next()).await {
+            match change {
+                Ok(map) => self.take_base(&name, map.and_then(|map| map.data).unwrap_or_default()),
+                Err(error) => {
+                    tracing::warn!(object.kind = "ConfigMap", object.name = name, %error, "watch failed, trying again");
+                    continue;
+                }
+            }
+            if let Some(first_look) = first_look.take() {
+                let _ = first_look.send(());
+            }
+            for project in self.projects.state() {
+                self.notify(&project.name_any());
+            }
+        }
+    }
+
+    /// A configuration that cannot be read leaves the last one in force.
+    fn take_base(&self, name: &str, data: BTreeMap<String, String>) {
+        let text = data.get("buildkitd.toml").map_or("", String::as_str);
+        let parsed = Base::parse(text, data.get("gc").map(String::as_str));
+        let mut base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        match parsed {
+            Ok(new) => *base = (new, None),
+            Err(error) => {
+                tracing::error!(object.kind = "ConfigMap", object.name = name, %error, "keeping the last configuration");
+                base.1 = Some(error);
+            }
         }
     }
 

@@ -38,6 +38,18 @@ async fn run_pod(node: &Node, namespace: &str, name: &str, spec: Value) -> anyho
     tokio::time::timeout(SOON, node.wait_ready(namespace, name)).await?
 }
 
+/// Runs a pod that succeeds, and returns what it printed.
+async fn run_to_end(node: &Node, namespace: &str, name: &str, container: Value) -> anyhow::Result<String> {
+    let pod = json!({"metadata": {"name": name}, "spec": {"restartPolicy": "Never", "containers": [container]}});
+    create::<Pod>(node, namespace, pod).await?;
+    let succeeded = |pod: Option<&Pod>| {
+        pod.and_then(|pod| pod.status.as_ref()).is_some_and(|status| status.phase.as_deref() == Some("Succeeded"))
+    };
+    let pods = Api::namespaced(node.client(), namespace);
+    tokio::time::timeout(SOON, await_condition(pods, name, succeeded)).await??;
+    node.logs(namespace, name).await
+}
+
 fn as_user() -> Value {
     let seccomp = json!({"type": "Unconfined"});
     json!({"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000, "seccompProfile": seccomp})
@@ -79,6 +91,16 @@ pub(crate) async fn pushed_image_is_pulled(node: Arc<Node>) -> anyhow::Result<()
     namespaces.delete(&client).await
 }
 
+pub(crate) async fn own_image_runs(node: Arc<Node>) -> anyhow::Result<()> {
+    let (client, namespaces) = (node.client(), node.namespaces("own"));
+    namespaces.create(&client).await?;
+    let image = node.own_image().await?;
+    let container = json!({"name": "main", "image": image, "imagePullPolicy": "Never", "args": ["--version"]});
+    let printed = run_to_end(&node, &namespaces.builds, "version", container).await?;
+    assert_eq!(printed.trim(), concat!("bko-install ", env!("CARGO_PKG_VERSION")));
+    namespaces.delete(&client).await
+}
+
 pub(crate) async fn rootless_buildkit_builds_the_example(node: Arc<Node>) -> anyhow::Result<()> {
     let (client, namespaces) = (node.client(), node.namespaces("buildkit"));
     namespaces.create(&client).await?;
@@ -98,15 +120,7 @@ pub(crate) async fn rootless_buildkit_builds_the_example(node: Arc<Node>) -> any
     let second = build_example(&node, &address, &base, &image).await?;
     assert!(second.contains("CACHED") && !second.contains("Built in step"), "{second}");
 
-    let container = json!({"name": "main", "image": image});
-    let pod = json!({"metadata": {"name": "hello"}, "spec": {"restartPolicy": "Never", "containers": [container]}});
-    create::<Pod>(&node, namespace, pod).await?;
-    let succeeded = |pod: Option<&Pod>| {
-        pod.and_then(|pod| pod.status.as_ref()).is_some_and(|status| status.phase.as_deref() == Some("Succeeded"))
-    };
-    let pods = Api::namespaced(client.clone(), namespace);
-    tokio::time::timeout(SOON, await_condition(pods, "hello", succeeded)).await??;
-    let printed = node.logs(namespace, "hello").await?;
+    let printed = run_to_end(&node, namespace, "hello", json!({"name": "main", "image": image})).await?;
     assert!(printed.starts_with("Hello from a build farm"), "{printed}");
     namespaces.delete(&client).await
 }

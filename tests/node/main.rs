@@ -23,6 +23,7 @@ fn tests() -> Vec<Test<Node>> {
     vec![
         test!(harness_checks::pod_runs_resolves_names_and_keeps_its_volume),
         test!(harness_checks::pushed_image_is_pulled),
+        test!(harness_checks::own_image_runs),
         test!(harness_checks::rootless_buildkit_builds_the_example),
         test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]

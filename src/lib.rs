@@ -22,6 +22,7 @@
 //! | [`gateway`] | accept, peek, dial, relay |
 //! | [`router`] | the routing API over a [`provisioner::Provisioner`] |
 //! | [`provisioner`] | what turns a key into a running, addressable daemon |
+//! | [`companion`] | the sidecar of a daemon: health, builds, drain, room |
 //! | [`runtime`] | client, admin listener, lease, shutdown |
 //! | [`telemetry`] | logs and metrics |
 //! | [`families`] | what a profile can switch on; `build_farm` is the first |
@@ -30,6 +31,7 @@
 pub mod certificate;
 pub mod cli;
 pub mod cluster;
+pub mod companion;
 pub mod families;
 pub mod gateway;
 pub mod image;

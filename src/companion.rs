@@ -152,7 +152,9 @@ type Parts = JoinSet<(&'static str, std::io::Result<()>)>;
 
 /// Starts all parts. They end when `closing` is cancelled.
 fn begin(args: CompanionArgs, budget: Duration, closing: CancellationToken) -> Result<(Watch, Parts), RunCompanion> {
-    let listener = args.listen.bind().map_err(|error| RunCompanion::Listen(args.listen, error))?;
+    let listen = |error| RunCompanion::Listen(args.listen, error);
+    let listener = args.listen.bind().map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
     let control = control::bind(&args.control_socket)
         .map_err(|error| RunCompanion::MakeControlSocket(args.control_socket.clone(), error))?;
     let daemon = Daemon::new(args.buildkit_addr.clone());
@@ -186,7 +188,7 @@ fn begin(args: CompanionArgs, budget: Duration, closing: CancellationToken) -> R
     parts.spawn(async { ("http", http.await) });
     let control = axum::serve(control, control::router(targets)).with_graceful_shutdown(closing.cancelled_owned());
     parts.spawn(async { ("control", control.await) });
-    tracing::info!(listen = %args.listen, daemon.address = %args.buildkit_addr, "companion of the daemon");
+    tracing::info!(http.address = %address, daemon.address = %args.buildkit_addr, "serving");
     Ok((watch, parts))
 }
 

@@ -19,7 +19,7 @@ use super::upkeep::PRUNE_LIMIT;
 use super::watch::Watch;
 
 /// How long the cache may take to tell what it holds.
-const CACHE_LIMIT: Duration = Duration::from_secs(30);
+const CACHE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What control acts on.
 #[derive(Clone, Debug)]

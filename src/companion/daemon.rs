@@ -234,8 +234,7 @@ impl Daemon {
         within: Duration,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, AskDaemon> {
-        let answer =
-            timeout(within, call).await.map_err(|_| AskDaemon::Silent(self.address.clone(), name, within))?;
+        let answer = timeout(within, call).await.map_err(|_| AskDaemon::Silent(self.address.clone(), name, within))?;
         answer.map_err(|status| {
             if nobody_listens(&status) {
                 AskDaemon::Gone(self.address.clone())

@@ -79,12 +79,8 @@ async fn usage(State(sources): State<Sources>) -> Response {
     let Some(Sample { volume, .. }) = fresh else {
         return (StatusCode::SERVICE_UNAVAILABLE, "the cache's volume cannot be measured\n").into_response();
     };
-    Json(Usage {
-        bytes_used: volume.bytes_used,
-        bytes_total: volume.bytes_total,
-        inode_ratio: volume.inode_ratio(),
-    })
-    .into_response()
+    Json(Usage { bytes_used: volume.bytes_used, bytes_total: volume.bytes_total, inode_ratio: volume.inode_ratio() })
+        .into_response()
 }
 
 /// Body of `/builds`.

@@ -21,8 +21,9 @@ const LATE: Duration = Duration::from_secs(3);
 /// A question is given up after so long. Longer than [`LATE`]: a starved
 /// daemon's late answer still tells whether builds run.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often finished builds are asked for when nothing else says to.
-const HISTORY_EVERY: Duration = Duration::from_secs(10);
+/// How often finished builds are asked for when nothing else says to: a build
+/// may be shorter than the pause between two questions.
+const HISTORY_EVERY: Duration = Duration::from_secs(2);
 
 /// The monotonic clock of this process.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +105,8 @@ impl Observer {
             }
             Err(error) => {
                 tracing::debug!(%error, "the daemon does not answer");
-                self.publish(self.observation.borrow().silent(asked, now));
+                let last = self.observation.borrow().clone();
+                self.publish(last.silent(asked, now));
                 false
             }
         }

@@ -51,8 +51,9 @@ pub struct Thresholds {
 /// by losing cache that they do not use.
 pub const FULL: f64 = 0.99;
 
-/// Share of the bytes that a prune for space leaves free.
-const FREE_AFTER: f64 = 0.15;
+/// How far below the threshold a prune for space goes, so that the next is not
+/// due at once.
+const MARGIN: f64 = 0.08;
 
 /// Why the cache is pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -101,7 +102,10 @@ pub fn decide(volume: &Volume, thresholds: Thresholds, running: Option<usize>) -
         (Some(1..), _) if !full => Decision::Held(reason),
         // The cache does not know how many inodes an entry has.
         (Some(_), Reason::Inodes) => Decision::All(reason),
-        (Some(_), Reason::Bytes) => Decision::UntilFree(share(volume.bytes_total, FREE_AFTER) + volume.reserved()),
+        (Some(_), Reason::Bytes) => {
+            let free = (1.0 - thresholds.bytes + MARGIN).min(1.0);
+            Decision::UntilFree(share(volume.bytes_total, free) + volume.reserved())
+        }
     }
 }
 
@@ -112,7 +116,7 @@ pub fn decide(volume: &Volume, thresholds: Thresholds, running: Option<usize>) -
     reason = "a share of bytes, between nothing and all of them"
 )]
 fn share(bytes: u64, share: f64) -> u64 {
-    (bytes as f64 * share) as u64
+    (bytes as f64 * share).round() as u64
 }
 
 #[cfg(test)]
@@ -157,6 +161,14 @@ mod tests {
         let reserved = Volume { bytes_total: 1000, bytes_used: 900, bytes_available: 50, ..Volume::default() };
         assert!(reserved.byte_ratio() > 0.94);
         assert_eq!(decide(&reserved, THRESHOLDS, Some(0)), Decision::UntilFree(200));
+    }
+
+    #[test]
+    fn a_prune_for_space_goes_below_its_threshold() {
+        let low = Thresholds { bytes: 0.5, ..THRESHOLDS };
+        assert_eq!(decide(&volume(600, 0), low, Some(0)), Decision::UntilFree(580));
+        let lowest = Thresholds { bytes: 0.05, ..THRESHOLDS };
+        assert_eq!(decide(&volume(600, 0), lowest, Some(0)), Decision::UntilFree(1000));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Keeps the cache's volume from running full: one task measures, another
 //! prunes when [`prune::decide`] says so.
-#![expect(clippy::disallowed_methods, reason = "shell: pauses on the clock")]
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,5 @@
 //! Everything that needs no cluster: rendering, plans, the command line, and
 //! sockets on loopback.
 
+mod companion;
 mod keys;

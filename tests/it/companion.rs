@@ -1,5 +1,12 @@
 //! The companion beside a real buildkitd, with real builds.
-#![expect(clippy::disallowed_methods, reason = "measures other processes")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "tests fail by panicking, and measure other processes"
+)]
 
 mod fixture;
 
@@ -7,6 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use bko_install::companion::daemon::{AskDaemon, Daemon};
 use rustix::process::Signal;
 use tokio::time::{Instant, timeout};
 
@@ -248,6 +256,43 @@ async fn a_prune_by_hand_waits_for_no_build_and_cuts_none() {
     assert!(status == 200 && number(&pruned, "bytes") > Some(1 << 20), "{status} {pruned}");
     let (_, after) = companion.control("GET", "/cache").await;
     assert_eq!(number(&after, "records"), Some(0), "{after}");
+}
+
+/// A daemon that answers every call with these headers and bytes.
+async fn answering(path: std::path::PathBuf, status: Option<&'static str>, body: &'static [u8]) {
+    let listener = tokio::net::UnixListener::bind(path).unwrap();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = hyper::service::service_fn(move |_| async move {
+            let mut answer = http::Response::new(http_body_util::Full::new(body));
+            answer.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+            if let Some(status) = status {
+                answer.headers_mut().insert("grpc-status", status.parse().unwrap());
+            }
+            Ok::<_, std::convert::Infallible>(answer)
+        });
+        let builder = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+        let _ = builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await;
+    });
+}
+
+#[tokio::test]
+async fn a_cache_that_is_too_large_to_tell_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    // RESOURCE_EXHAUSTED by the daemon; a message of 64 MiB, of which only the
+    // head is needed; INTERNAL, which is an error.
+    for (name, status, body, tolerated) in [
+        ("exhausted", Some("8"), &[][..], true),
+        ("huge", None, &[0, 4, 0, 0, 0][..], true),
+        ("internal", Some("13"), &[][..], false),
+    ] {
+        let path = folder.path().join(name);
+        answering(path.clone(), status, body).await;
+        let daemon = Daemon::new(format!("unix://{}", path.display()).parse().unwrap());
+        let cache = daemon.cache(S(5)).await;
+        assert_eq!(matches!(cache, Ok(None)), tolerated, "{name}: {cache:?}");
+        assert_eq!(matches!(cache, Err(AskDaemon::Refused(..))), !tolerated, "{name}: {cache:?}");
+    }
 }
 
 /// Fills the volume with one step, and shows that the cache is pruned only

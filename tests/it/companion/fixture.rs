@@ -17,7 +17,6 @@ use tokio::time::{Instant, sleep, timeout};
 pub(super) const BINARY: &str = env!("CARGO_BIN_EXE_bko-install");
 
 /// Waits until a condition holds, and says how long that took.
-#[expect(clippy::disallowed_methods, reason = "measures another process")]
 pub(super) async fn until(what: &str, within: Duration, mut holds: impl AsyncFnMut() -> bool) -> Duration {
     let begun = Instant::now();
     while !holds().await {
@@ -28,7 +27,6 @@ pub(super) async fn until(what: &str, within: Duration, mut holds: impl AsyncFnM
 }
 
 fn tool(name: &str) -> PathBuf {
-    #[expect(clippy::disallowed_methods, reason = "where the tools are cached")]
     let home = std::env::var("HOME").expect("HOME is set");
     let path = Path::new(&home).join(".cache/bko/bin").join(name);
     assert!(path.exists(), "{} is missing: this test needs a real BuildKit", path.display());
@@ -252,7 +250,6 @@ impl Companion {
     }
 
     /// The exit code, and the time that it took.
-    #[expect(clippy::disallowed_methods, reason = "measures another process")]
     pub(super) async fn ended(mut self, within: Duration) -> (ExitStatus, Duration) {
         let begun = Instant::now();
         let status = timeout(within, self.child.wait()).await.expect("the companion ends in time").unwrap();

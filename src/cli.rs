@@ -3,6 +3,7 @@
 pub mod bundle;
 pub mod certs;
 pub mod cluster;
+pub mod companion;
 pub mod exit;
 pub mod export;
 pub mod files;
@@ -87,6 +88,8 @@ pub enum Command {
     Image(image::ImageArgs),
     /// Run the roles controller, route and gateway
     Server(Box<server::ServerCommand>),
+    /// Run the sidecar of a daemon
+    Companion(Box<companion::CompanionCommand>),
     /// Print the project key of a repository; needs no cluster
     Key(key::KeyArgs),
     /// Print a completion script for a shell
@@ -106,6 +109,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Certs(command) => certs::run(command, global),
         Command::Image(args) => image::run(args, global),
         Command::Server(args) => server::run(*args, global),
+        Command::Companion(command) => companion::run(*command, global),
         Command::Key(args) => key::run(args, global),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "bko-install", &mut std::io::stdout());

@@ -22,7 +22,8 @@
 //! | [`gateway`] | accept, peek, dial, relay |
 //! | [`router`] | the routing API over a [`provisioner::Provisioner`] |
 //! | [`provisioner`] | what turns a key into a running, addressable daemon |
-//! | [`server`] | the roles of the control plane, composed
+//! | [`server`] | the roles of the control plane, composed |
+//! | [`companion`] | the sidecar of a daemon: health, builds, drain, room |
 //! | [`runtime`] | client, admin listener, lease, shutdown |
 //! | [`telemetry`] | logs and metrics |
 //! | [`families`] | what a profile can switch on; `build_farm` is the first |
@@ -31,6 +32,7 @@
 pub mod certificate;
 pub mod cli;
 pub mod cluster;
+pub mod companion;
 pub mod families;
 pub mod gateway;
 pub mod image;

@@ -9,6 +9,7 @@ mod gateway;
 mod image;
 mod install;
 mod key_command;
+mod companion;
 mod keys;
 mod plans;
 mod profiles;

@@ -24,7 +24,7 @@ use crate::certificate::CertificateSpec;
 
 pub use bundle::{Bundle, Component, Declared, GLOBAL, Generated};
 pub use fault::{Fault, Faults};
-pub use render::{common_labels, render};
+pub use render::{certificates, common_labels, render};
 pub use template::{RenderError, Renderer};
 
 pub(crate) use yaml::{Document, describe, parse_mapping};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::Value;
 
+use crate::image;
 use crate::manifest::{self, Bundle, Faults, Rendered};
 use crate::profile::{self, Profile, ProfileSource, Request, Values};
 
@@ -54,15 +55,15 @@ impl BundleArgs {
     ///
     /// # Errors
     /// Exit code 2 with every fault of the profile and the values.
-    pub fn resolve(&self, recorded: Recorded) -> Result<(Profile, Values), Failure> {
-        let profile = self.profile.as_deref().or(recorded.profile.as_deref()).unwrap_or(DEFAULT_PROFILE);
+    pub fn resolve(&self, recorded: Recorded, default_image: &str) -> Result<(Profile, Values), Failure> {
+        let profile = self.profile_name(&recorded);
         let request = Request {
             profile: profile_source(profile)?,
             recorded: recorded.overrides,
             files: self.files.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
             set: self.set.clone(),
             image: self.image.clone(),
-            default_image: default_image(),
+            default_image: default_image.to_owned(),
         };
         let (profile, values) = profile::resolve(bundle()?, &request).map_err(usage)?;
         for name in values.forgotten() {
@@ -75,10 +76,27 @@ impl BundleArgs {
     ///
     /// # Errors
     /// Exit code 2 with every fault.
-    pub fn render(&self, recorded: Recorded) -> Result<Bundled, Failure> {
-        let (profile, values) = self.resolve(recorded)?;
+    pub fn render(&self, recorded: Recorded, default_image: &str) -> Result<Bundled, Failure> {
+        let (profile, values) = self.resolve(recorded, default_image)?;
         let rendered = manifest::render(bundle()?, &profile, &values).map_err(usage)?;
         Ok(Bundled { profile, values, rendered })
+    }
+
+    /// The reference that `bko-install image` gives the running executable;
+    /// the executable is not read when an image is named.
+    ///
+    /// # Errors
+    /// The executable cannot be read.
+    pub fn default_image(&self) -> Result<String, Failure> {
+        match &self.image {
+            Some(image) => Ok(image.clone()),
+            None => Ok(image::default_reference(&image::running_executable()?)?),
+        }
+    }
+
+    /// The profile that is asked for, else the recorded one, else the default.
+    pub fn profile_name<'a>(&'a self, recorded: &'a Recorded) -> &'a str {
+        self.profile.as_deref().or(recorded.profile.as_deref()).unwrap_or(DEFAULT_PROFILE)
     }
 }
 
@@ -92,12 +110,6 @@ pub(super) fn usage(faults: Faults) -> Failure {
 }
 
 const DEFAULT_PROFILE: &str = "default";
-
-/// IMAGE: the reference that `bko-install image` gives the running executable
-/// goes here.
-fn default_image() -> String {
-    format!("docker.io/library/bko-install:{}", crate::VERSION)
-}
 
 /// What looks like a path is one.
 fn profile_source(profile: &str) -> Result<ProfileSource, Failure> {

@@ -8,9 +8,11 @@ use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 
+use super::bundle::{self, BundleArgs, Recorded};
 use super::exit::{Code, Failure};
 use super::{Global, block_on};
-use crate::certificate::{self, CertificateSpec, LiveSecret};
+use crate::certificate::{CertificateSpec, LiveSecret};
+use crate::manifest;
 use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE};
 
 /// List and export certificates.
@@ -65,22 +67,17 @@ async fn connect(global: &Global) -> Result<kube::Client, Failure> {
     Ok(kube::Client::try_from(config).context("cannot use the kubeconfig")?)
 }
 
+/// No certificate names an image.
+const UNUSED_IMAGE: &str = "bko-install:none";
+
 /// The declared certificates, without the names that they must cover: those
 /// come from the values of the installation, which are not known here.
 fn declared(namespaces: &Namespaces) -> Result<Vec<CertificateSpec>, Failure> {
-    let mut environment = minijinja::Environment::new();
-    environment.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
-    let render = |template: &str, _: Option<&str>| {
-        let context = minijinja::context! {
-            namespaces => minijinja::context! {
-                operator => &namespaces.operator_namespace,
-                builds => &namespaces.namespace,
-            },
-            clusterDomain => "cluster.local",
-        };
-        environment.render_str(template, context).map_err(|error| error.to_string())
-    };
-    let mut specs = certificate::parse(&certificate::embedded(), &render, &|_| Ok(Vec::new()))?;
+    let set = [("operator", &namespaces.operator_namespace), ("builds", &namespaces.namespace)];
+    let set = set.map(|(name, namespace)| format!("namespaces.{name}={namespace}")).to_vec();
+    let args = BundleArgs { set, ..BundleArgs::default() };
+    let (profile, values) = args.resolve(Recorded::default(), UNUSED_IMAGE)?;
+    let mut specs = manifest::certificates(bundle::bundle()?, &profile, &values).map_err(bundle::usage)?;
     specs.sort_by_key(|spec| !spec.is_authority());
     for spec in &mut specs {
         spec.dns_names.clear();

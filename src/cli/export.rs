@@ -38,7 +38,7 @@ enum Format {
 /// # Errors
 /// Faults of the profile or values; a folder that holds somebody's own files.
 pub fn run(args: ExportArgs, global: &Global) -> Result<(), Failure> {
-    let rendered = args.bundle.render(Recorded::default())?.rendered;
+    let rendered = args.bundle.render(Recorded::default(), &args.bundle.default_image()?)?.rendered;
     let files = match args.format {
         Format::Plain => export::plain(&rendered),
     };

@@ -50,7 +50,8 @@ pub fn run(command: ProfileCommand, _global: &Global) -> Result<(), Failure> {
         ProfileCommand::List { output } => list(&mut out, bundle, output.output),
         ProfileCommand::Show(ShowArgs { name, bundle: mut args, output }) => {
             args.profile = name.or(args.profile);
-            let (profile, values) = args.resolve(Recorded::default())?;
+            let image = args.default_image()?;
+            let (profile, values) = args.resolve(Recorded::default(), &image)?;
             match output.output {
                 Output::Text => Ok(show_text(&mut out, bundle, &profile, &values)?),
                 Output::Json => Ok(show_json(&mut out, bundle, &profile, &values)?),

@@ -22,6 +22,7 @@ static EMBEDDED: LazyLock<Result<Bundle, Faults>> = LazyLock::new(|| {
     for (root, folder) in [("manifests", &MANIFESTS), ("profiles", &PROFILES)] {
         collect(root, folder, &mut files);
     }
+    files.extend(crate::certificate::embedded());
     Bundle::parse(files)
 });
 

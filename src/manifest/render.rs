@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
+use crate::certificate::{self, CertificateError, CertificateSpec};
 use crate::profile::{Profile, Values};
 
 use super::bundle::{Bundle, Component};
@@ -40,16 +41,47 @@ pub fn render(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Ren
         }
     }
     let objects = order(drafts, &mut faults);
+    let certificates = certificates(bundle, profile, values).unwrap_or_else(|Faults(found)| {
+        faults.extend(found);
+        Vec::new()
+    });
     let rendered = Rendered {
         profile: profile.name.clone(),
         operator_namespace: text_of(values, "namespaces.operator"),
         objects,
-        // CERTIFICATES: `certificate::parse(&bundle.certificates, &|text| renderer.scalar(text))`
-        // goes here, for the components of the profile.
-        certificates: Vec::new(),
+        certificates,
         generated,
     };
     unless(faults, rendered)
+}
+
+/// The certificates of a profile's components.
+///
+/// # Errors
+/// Everything that is wrong with their declarations.
+pub fn certificates(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Vec<CertificateSpec>, Faults> {
+    let renderer = Renderer::new(values);
+    let render = |text: &str, item: Option<&str>| {
+        let rendered = match item {
+            Some(item) => renderer.scalar_with(text, item),
+            None => renderer.scalar(text),
+        };
+        rendered.map_err(|error| error.to_string())
+    };
+    let list = |name: &str| match values.get(name) {
+        Some(Value::Array(list)) => Ok(list.iter().filter_map(Value::as_str).map(str::to_owned).collect()),
+        _ => Err(format!("\"{name}\" is no value that is a list")),
+    };
+    let mut specs = certificate::parse(&bundle.certificates, &render, &list).map_err(|CertificateError(faults)| {
+        let fault = |fault: certificate::Fault| Fault::of(fault.file, format!("{}: {}", fault.field, fault.problem));
+        Faults(faults.into_iter().map(fault).collect())
+    })?;
+    specs.retain(|spec| profile.runlevels.values().flatten().any(|component| *component == spec.component));
+    for spec in &mut specs {
+        let own = std::mem::replace(&mut spec.labels, common_labels(&spec.component));
+        spec.labels.extend(own);
+    }
+    Ok(specs)
 }
 
 /// Labels of every object of a component.

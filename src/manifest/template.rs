@@ -72,6 +72,15 @@ impl Renderer {
         self.environment.render_named_str("scalar", text, &self.context).map_err(|error| (&error).into())
     }
 
+    /// Renders one scalar that may name `item`, one of a list's texts.
+    ///
+    /// # Errors
+    /// What is wrong with the template, by line.
+    pub fn scalar_with(&self, text: &str, item: &str) -> Result<String, RenderError> {
+        let context = minijinja::context! { item, ..self.context.clone() };
+        self.environment.render_named_str("scalar", text, context).map_err(|error| (&error).into())
+    }
+
     /// Whether an expression is true: not false, zero, or empty.
     ///
     /// # Errors

@@ -42,6 +42,10 @@ fn parse(files: &[(String, String)], domains: &[&str]) -> Result<Vec<Certificate
     let render = |template: &str, item: Option<&str>| {
         let context = minijinja::context! {
             namespaces => minijinja::context! { operator => "buildkit-operator", builds => "buildkit-builds" },
+            certs => minijinja::context! {
+                daemonSecretName => "buildkit-daemon-certs",
+                clientSecretName => "buildkit-client-certs",
+            },
             clusterDomain => "cluster.local",
             item => item,
         };

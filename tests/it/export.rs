@@ -18,6 +18,10 @@ use serde_json::Value;
 
 const IMAGE: &str = "registry.example.com/bko-install:1.2.3";
 
+const SECRETS: &str = "left out, because they hold secrets: buildkit-operator/buildkit-operator-token, \
+                       buildkit-operator/buildkit-operator-ca, buildkit-builds/buildkit-client-certs, \
+                       buildkit-builds/buildkit-daemon-certs\n";
+
 fn bko(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bko-install")).args(args).output().unwrap()
 }
@@ -79,15 +83,13 @@ fn secrets_are_left_out_and_named() {
     let dir = tempfile::tempdir().unwrap();
     let output = export(dir.path(), &[]);
     let stderr = text(&output.stderr);
-    assert!(
-        stderr.contains("left out, because they hold secrets: buildkit-operator/buildkit-operator-token"),
-        "{stderr}"
-    );
+    assert!(stderr.contains(SECRETS), "{stderr}");
     let files = files(dir.path());
     assert!(
         files.iter().filter(|(name, _)| name.ends_with(".yaml")).all(|(_, text)| !text.contains("kind: \"Secret\""))
     );
     assert!(files["README.md"].contains("create secret generic buildkit-operator-token --from-literal=token="));
+    assert!(files["README.md"].contains("- `buildkit-builds/buildkit-daemon-certs`"));
     assert!(export(dir.path(), &["--quiet"]).stderr.is_empty());
 }
 
@@ -137,7 +139,7 @@ fn a_wrong_value_is_a_usage_error_and_writes_nothing() {
 
 #[test]
 fn a_values_file_that_is_missing_is_named() {
-    let output = bko(&["profile", "show", "-f", "/nowhere/values.yaml"]);
+    let output = bko(&["profile", "show", "--image", IMAGE, "-f", "/nowhere/values.yaml"]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         text(&output.stderr),
@@ -151,7 +153,7 @@ fn show_prints_every_value_with_its_source() {
     let profile = dir.path().join("mine.yaml");
     std::fs::write(&profile, "description: Mine\nextends: dev\nvalues:\n  server:\n    replicas: 3\n").unwrap();
     let path = profile.to_str().unwrap();
-    let output = bko(&["profile", "show", path, "--set", "cache.sizeGi=7"]);
+    let output = bko(&["profile", "show", path, "--image", IMAGE, "--set", "cache.sizeGi=7"]);
     assert!(output.status.success(), "{output:?}");
     let shown = text(&output.stdout);
     for line in [
@@ -165,7 +167,7 @@ fn show_prints_every_value_with_its_source() {
     // What is shown is itself a values file.
     let values = dir.path().join("values.yaml");
     std::fs::write(&values, shown.lines().filter(|line| line.contains("  # ")).collect::<Vec<_>>().join("\n")).unwrap();
-    let again = bko(&["profile", "show", "--output", "json", "-f", values.to_str().unwrap()]);
+    let again = bko(&["profile", "show", "--image", IMAGE, "--output", "json", "-f", values.to_str().unwrap()]);
     assert!(again.status.success(), "{}", text(&again.stderr));
     let json: Value = serde_json::from_slice(&again.stdout).unwrap();
     let value =

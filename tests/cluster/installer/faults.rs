@@ -8,17 +8,18 @@ pub(crate) async fn killed_after_the_intent(cluster: Arc<Cluster>) -> anyhow::Re
     Ok(())
 }
 
-/// The authority's Secret is written, and those that it signed are not.
+/// The authority's Secret is written, and what it signs is not: the next run
+/// must sign with the key that is there.
 pub(crate) async fn killed_in_the_middle_of_a_level(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let before = killed_at(cluster, "kill-apply", "apply:6").await?;
-    let names: Vec<_> = before.keys().filter_map(|name| name.rsplit('/').next()).collect();
-    assert_eq!(names, ["ca-key.pem", "ca.pem"]);
+    let has = |key: &str| before.keys().any(|name| name.ends_with(key));
+    assert!(has("/ca-key.pem") && !has("/cert.pem"), "{:?}", before.keys());
     Ok(())
 }
 
 pub(crate) async fn killed_between_two_levels(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let before = killed_at(cluster, "kill-level", "level:rc1").await?;
-    assert!(before.len() > 6, "{:?}", before.keys());
+    assert!(before.keys().any(|name| name.ends_with("/token")), "{:?}", before.keys());
     Ok(())
 }
 

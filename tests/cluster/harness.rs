@@ -89,6 +89,15 @@ pub(crate) fn enter<T: Tier>(body: impl FnOnce(Arc<T>, &tokio::runtime::Runtime)
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
+/// How often a long test repeats: in full when `BKO_REPEAT` is `full`, else a
+/// tenth, at least once.
+pub(crate) fn repetitions(full: usize) -> usize {
+    match std::env::var("BKO_REPEAT").as_deref() {
+        Ok("full") => full,
+        _ => full.div_ceil(10),
+    }
+}
+
 fn fail(error: &anyhow::Error) -> ExitCode {
     eprintln!("error: {error:#}");
     ExitCode::FAILURE

@@ -2,6 +2,7 @@
 
 use bko_install::families::build_farm::api::BuildProject;
 use bko_install::families::build_farm::build::build;
+use bko_install::families::build_farm::build::config::Base;
 use bko_install::families::build_farm::settings::Settings;
 use bko_install::families::build_farm::validate::{Invalid, validate};
 
@@ -34,7 +35,7 @@ spec:
 
 fn render(yaml: &str) -> String {
     let project = project(yaml);
-    let resources = build(&validate(&project).unwrap(), &Settings::default());
+    let resources = build(&validate(&project).unwrap(), &Settings::default(), &Base::default());
     let set = serde_yaml::to_string(&resources.stateful_set).unwrap();
     format!("{set}---\n{}", serde_yaml::to_string(&resources.service).unwrap())
 }
@@ -49,7 +50,7 @@ fn a_fork_is_labelled_untrusted_and_loses_its_cache_with_its_project() {
     let yaml = render(FORK);
     insta::assert_snapshot!("daemon_fork", yaml);
     let project = project(FORK);
-    let resources = build(&validate(&project).unwrap(), &Settings::default());
+    let resources = build(&validate(&project).unwrap(), &Settings::default(), &Base::default());
     let spec = resources.stateful_set.spec.unwrap();
     let untrusted = "buildkit-operator.socialgouv.github.io/untrusted";
     assert!(!spec.selector.match_labels.unwrap().contains_key(untrusted), "a selector never carries the label");

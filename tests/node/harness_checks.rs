@@ -88,6 +88,11 @@ pub(crate) async fn rootless_buildkit_builds_the_example(node: Arc<Node>) -> any
     let base = node.push(&node.archive("busybox.tar")?, "library/busybox:1").await?;
     let image = format!("{}/hello:1", node.registry_address());
 
+    let mut workers = node.tools().command("buildctl");
+    workers.args(["--addr", &format!("tcp://{address}:1234"), "debug", "workers", "--verbose"]);
+    let workers = process::output(workers).await?;
+    assert!(workers.contains("overlayfs"), "not the snapshotter that real nodes have:\n{workers}");
+
     let first = build_example(&node, &address, &base, &image).await?;
     assert!(first.contains("Built in step 1 of this cache"), "{first}");
     let second = build_example(&node, &address, &base, &image).await?;

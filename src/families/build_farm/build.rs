@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use super::settings::Settings;
 use super::validate::Valid;
 use crate::names::GROUP;
+use config::Base;
 
 /// Objects of one project.
 #[derive(Clone, Debug)]
@@ -50,8 +51,8 @@ pub const UNTRUSTED: &str = "buildkit-operator.socialgouv.github.io/untrusted";
 pub const DAEMON_SELECTOR: &str = "app.kubernetes.io/component=buildkitd";
 
 /// Builds the objects of one project.
-pub fn build(project: &Valid<'_>, settings: &Settings) -> Resources {
-    Resources { stateful_set: stateful_set(project, settings), service: service(project, settings) }
+pub fn build(project: &Valid<'_>, settings: &Settings, base: &Base) -> Resources {
+    Resources { stateful_set: stateful_set(project, settings, base), service: service(project, settings) }
 }
 
 /// Labels of every object of a daemon; also its selector.
@@ -81,8 +82,8 @@ fn metadata(project: &Valid<'_>, settings: &Settings) -> ObjectMeta {
     }
 }
 
-fn stateful_set(project: &Valid<'_>, settings: &Settings) -> StatefulSet {
-    let template = pod::template(project, settings);
+fn stateful_set(project: &Valid<'_>, settings: &Settings, base: &Base) -> StatefulSet {
+    let template = pod::template(project, settings, base);
     let mut metadata = metadata(project, settings);
     metadata.annotations = Some(BTreeMap::from([(TEMPLATE_HASH.to_owned(), template_hash(&template))]));
     let when_deleted = if project.key.is_fork() { "Delete" } else { "Retain" };

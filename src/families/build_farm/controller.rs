@@ -20,6 +20,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use super::api::{BuildProject, Phase};
+use super::build::config::BaseError;
 use super::build::{self, Resources};
 use super::ledger::{Closing, Operation};
 use super::lifecycle::{self, Want};
@@ -127,9 +128,10 @@ async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<A
         Err(Invalid::Deleting) => return Ok(Action::await_change()),
         Err(invalid) => return ctx.report_invalid(&project, &invalid).await,
     };
-    let resources = build::build(&valid, &ctx.settings);
+    let (base, fault) = ctx.view.base();
+    let resources = build::build(&valid, &ctx.settings, &base);
     let Some(replicas) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
-    ctx.report(&valid, replicas).await?;
+    ctx.report(&valid, replicas, fault).await?;
     let now = Timestamp::now();
     Ok(lifecycle::next_change(&project, &ctx.settings, now)
         .into_iter()
@@ -254,7 +256,7 @@ impl Controller {
         }
     }
 
-    async fn report(&self, valid: &Valid<'_>, replicas: i32) -> Result<(), ReconcileError> {
+    async fn report(&self, valid: &Valid<'_>, replicas: i32, fault: Option<BaseError>) -> Result<(), ReconcileError> {
         let (phase, reason, message) = match (replicas, self.view.daemon(&valid.key)) {
             (0, _) => (Phase::Idle, "ScaledToZero", "at zero, the cache is kept".to_owned()),
             (_, DaemonState::Ready) => (Phase::Warm, "DaemonReady", "ready for builds".to_owned()),
@@ -264,6 +266,10 @@ impl Controller {
                 (Phase::Scaling, "Unschedulable", why)
             }
             (_, DaemonState::Starting(_)) => (Phase::Scaling, "DaemonStarting", "waiting for the daemon".to_owned()),
+        };
+        let message = match fault {
+            Some(fault) => format!("{message}; the configuration of all daemons was not taken over: {fault}"),
+            None => message,
         };
         let report = Report {
             phase,

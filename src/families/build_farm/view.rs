@@ -1,24 +1,25 @@
 //! What this process knows of the farm: caches kept by watches, and who waits
 //! for them to change. Nothing here polls.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event, watch_object, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
+use super::build::config::{Base, BaseError};
 use super::build::{DAEMON_SELECTOR, PROJECT_KEY};
 use super::status;
 use crate::key::ProjectKey;
@@ -44,11 +45,14 @@ pub struct View {
     pods: Store<Pod>,
     waiters: Mutex<HashMap<String, Weak<Notify>>>,
     triggers: Mutex<Option<mpsc::UnboundedSender<ObjectRef<BuildProject>>>>,
+    filled: watch::Sender<bool>,
+    /// What the user gave for all daemons; the error of the newest, if it has one.
+    base: Mutex<(Base, Option<BaseError>)>,
 }
 
 impl View {
     /// Starts the watches; they end with `shutdown`.
-    pub fn start(client: &Client, namespace: &str, shutdown: &CancellationToken) -> Arc<Self> {
+    pub fn start(client: &Client, namespace: &str, config_map: &str, shutdown: &CancellationToken) -> Arc<Self> {
         let (sets, services, pods) = (Writer::default(), Writer::default(), Writer::default());
         let writer = Writer::<BuildProject>::default();
         let view = Arc::new(Self {
@@ -60,7 +64,12 @@ impl View {
             pods: pods.as_reader(),
             waiters: Mutex::default(),
             triggers: Mutex::default(),
+            filled: watch::Sender::new(false),
+            base: Mutex::default(),
         });
+        let (configured, first_look) = oneshot::channel();
+        tokio::spawn(view.clone().follow_base(client.clone(), config_map.to_owned(), configured, shutdown.clone()));
+        tokio::spawn(view.clone().fill(first_look));
         tokio::spawn(view.clone().follow_projects(client.clone(), shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), sets, shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), services, shutdown.clone()));
@@ -70,12 +79,20 @@ impl View {
 
     /// Returns when every cache has been filled once.
     pub async fn synced(&self) {
+        // The sender lives as long as this value, so that waiting cannot fail.
+        let _ = self.filled.subscribe().wait_for(|filled| *filled).await;
+    }
+
+    /// A store wakes only one of those who wait for it: this is the one.
+    async fn fill(self: Arc<Self>, base: oneshot::Receiver<()>) {
         let _ = tokio::join!(
+            base,
             self.projects.wait_until_ready(),
             self.sets.wait_until_ready(),
             self.services.wait_until_ready(),
             self.pods.wait_until_ready(),
         );
+        self.filled.send_replace(true);
     }
 
     /// The newest known copy of a project.
@@ -114,6 +131,12 @@ impl View {
             writer.apply_watcher_event(&Event::Apply(project));
         }
         self.notify(&name);
+    }
+
+    /// What the user gave for all daemons: the newest that can be read, and what
+    /// is wrong with a newer one.
+    pub fn base(&self) -> (Base, Option<BaseError>) {
+        self.base.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Wakes whenever something about the key changes. Enable the notification
@@ -196,6 +219,47 @@ impl View {
         }
     }
 
+    async fn follow_base(
+        self: Arc<Self>,
+        client: Client,
+        name: String,
+        first_look: oneshot::Sender<()>,
+        shutdown: CancellationToken,
+    ) {
+        let api = Api::<ConfigMap>::namespaced(client, &self.namespace);
+        let mut changes = Box::pin(watch_object(api, &name).default_backoff());
+        let mut first_look = Some(first_look);
+        while let Some(Some(change)) = shutdown.run_until_cancelled(changes.next()).await {
+            match change {
+                Ok(map) => self.take_base(&name, map.and_then(|map| map.data).unwrap_or_default()),
+                Err(error) => {
+                    tracing::warn!(object.kind = "ConfigMap", object.name = name, %error, "watch failed, trying again");
+                    continue;
+                }
+            }
+            if let Some(first_look) = first_look.take() {
+                let _ = first_look.send(());
+            }
+            for project in self.projects.state() {
+                self.notify(&project.name_any());
+            }
+        }
+    }
+
+    /// A configuration that cannot be read leaves the last one in force.
+    fn take_base(&self, name: &str, data: BTreeMap<String, String>) {
+        let text = data.get("buildkitd.toml").map_or("", String::as_str);
+        let parsed = Base::parse(text, data.get("gc").map(String::as_str));
+        let mut base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        match parsed {
+            Ok(new) => *base = (new, None),
+            Err(error) => {
+                tracing::error!(object.kind = "ConfigMap", object.name = name, %error, "keeping the last configuration");
+                base.1 = Some(error);
+            }
+        }
+    }
+
     async fn follow_projects(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
         let api = Api::<BuildProject>::namespaced(client, &self.namespace);
         let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
@@ -241,7 +305,10 @@ impl View {
     {
         let api = Api::<K>::namespaced(client, &self.namespace);
         let config = watcher::Config::default().labels(DAEMON_SELECTOR);
-        let stream = watcher(api, config).default_backoff().modify(|object| object.managed_fields_mut().clear());
+        let stream = watcher(api, config).default_backoff().modify(|object| {
+            // Large and never read. Absent, not empty: an empty list in a write would reset it.
+            object.meta_mut().managed_fields = None;
+        });
         let mut events = Box::pin(stream);
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         while let Some(event) = next(&mut events, &kind, &shutdown).await {

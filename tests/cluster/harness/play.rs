@@ -138,7 +138,9 @@ impl Shared {
     async fn follow(self: Arc<Self>) {
         let mut bound = HashMap::new();
         let mut pods = pin!(watcher(self.pods.clone(), watcher::Config::default()).default_backoff().applied_objects());
-        while let Some(Ok(pod)) = pods.next().await {
+        while let Some(event) = pods.next().await {
+            // The watch comes back by itself, as after a restart of the API server.
+            let Ok(pod) = event else { continue };
             let (name, uid) = (pod.name_any(), pod.uid().unwrap_or_default());
             if pod.metadata.deletion_timestamp.is_some() {
                 bound.remove(&uid);

@@ -27,7 +27,8 @@ mount --make-rshared /
 echo node1 >/proc/sys/kernel/hostname
 rm -f /etc/hosts /etc/resolv.conf
 printf '127.0.0.1 localhost\n%s node1\n' $address >/etc/hosts
-echo 'nameserver 10.96.0.10' >/etc/resolv.conf
+# Nobody answers here, so that a lookup fails at once; a node has DNS, below.
+echo 'nameserver 127.0.0.1' >/etc/resolv.conf
 
 # No way out: there is no default route.
 ip link set lo up
@@ -46,6 +47,7 @@ control-plane)
     ip route add local 10.244.0.0/16 dev lo
     ;;
 node)
+    echo 'nameserver 10.96.0.10' >/etc/resolv.conf
     if [ -f /sys/fs/cgroup/cgroup.controllers ]; then
         mkdir -p "/sys/fs/cgroup/$cgroup"
         for folder in /sys/fs/cgroup "/sys/fs/cgroup/$cgroup"; do

@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::super::api::Tier;
 use super::super::settings::Settings;
 use super::super::validate::Valid;
+use super::config::Base;
 use super::{UNTRUSTED, config, labels};
 
 /// User and group of the rootless image.
@@ -34,12 +35,12 @@ const GRACE_MARGIN_SECONDS: u64 = 120;
 const GRACE_MAX_SECONDS: u64 = 3720;
 
 /// Builds the pod template.
-pub fn template(project: &Valid<'_>, settings: &Settings) -> PodTemplateSpec {
+pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTemplateSpec {
     let mut labels = labels(project);
     if project.key.is_fork() {
         labels.insert(UNTRUSTED.to_owned(), "true".to_owned());
     }
-    let toml = config::buildkitd_toml(project.spec.cache_volume_gi);
+    let toml = config::buildkitd_toml(base, project.spec.cache_volume_gi);
     let grace = (settings.max_build.as_secs() + GRACE_MARGIN_SECONDS).min(GRACE_MAX_SECONDS);
     PodTemplateSpec {
         metadata: Some(ObjectMeta {

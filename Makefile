@@ -1,0 +1,54 @@
+# For people: `make demo` shows the main job, `make test` passes all tests.
+# Each installs what it needs, or says precisely what it lacks.
+
+export BKO_CACHE ?= $(HOME)/.cache/bko
+HOST := $(shell rustc -vV | sed -n 's/^host: //p')
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+EXECUTABLE := $(TARGET_DIR)/release/bko-install
+# Clusters need root; cargo and the compiler do not.
+ifneq ($(shell id -u),0)
+export CARGO_TARGET_$(shell echo $(HOST) | tr a-z- A-Z_)_RUNNER := sudo -n -E
+endif
+
+.PHONY: help tools build test test-full demo lint format clean
+
+help:
+	@echo 'make demo       show the main job on a real Kubernetes node'
+	@echo 'make test       run all tests; long repetitions run a tenth of their count'
+	@echo 'make test-full  run all tests in full'
+	@echo 'make build      make the static executable $(EXECUTABLE)'
+	@echo 'make tools      install what tests need: Debian packages, Kubernetes, BuildKit'
+	@echo 'make lint       check format, lints, licences and documentation'
+
+tools:
+	@tests/tools/install.sh
+
+# Static, so that it is also the whole of its own image.
+build:
+	RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" cargo build --release --locked --target $(HOST)
+	@mkdir -p $(TARGET_DIR)/release
+	@install -m 755 $(TARGET_DIR)/$(HOST)/release/bko-install $(EXECUTABLE)
+
+test: export BKO_REPEAT ?= tenth
+test: tools build
+	cargo test --locked
+
+test-full: export BKO_REPEAT = full
+test-full: tools build
+	cargo test --locked
+
+demo: tools build
+	cargo test --locked --quiet --test demo
+
+lint:
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	@tests/tools/install.sh lint
+	PATH="$(BKO_CACHE)/bin:$$PATH" cargo deny --log-level error check licenses bans sources
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
+
+format:
+	cargo fmt
+
+clean:
+	cargo clean

@@ -3,7 +3,6 @@
 mod export;
 mod list;
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -12,6 +11,7 @@ use super::bundle::{self, BundleArgs, Recorded};
 use super::exit::{Code, Failure};
 use super::{Global, block_on};
 use crate::certificate::{CertificateSpec, LiveSecret};
+use crate::cluster::client::connect;
 use crate::manifest;
 use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE};
 
@@ -45,26 +45,12 @@ struct Namespaces {
 /// Runs the command.
 pub fn run(command: CertsCommand, global: &Global) -> Result<(), Failure> {
     block_on(async {
-        // CONNECT: replace by `crate::cluster::client::connect`.
         let client = connect(global).await?;
         match command {
             CertsCommand::List(args) => list::run(args, client).await,
             CertsCommand::Export(args) => export::run(args, client, global).await,
         }
     })
-}
-
-async fn connect(global: &Global) -> Result<kube::Client, Failure> {
-    let options = kube::config::KubeConfigOptions { context: global.context.clone(), ..Default::default() };
-    let config = match &global.kubeconfig {
-        Some(path) => {
-            let file = kube::config::Kubeconfig::read_from(path)
-                .with_context(|| format!("cannot read kubeconfig \"{}\"", path.display()))?;
-            kube::Config::from_custom_kubeconfig(file, &options).await.context("kubeconfig is unusable")?
-        }
-        None => kube::Config::infer().await.context("found no kubeconfig, and this is no pod")?,
-    };
-    Ok(kube::Client::try_from(config).context("cannot use the kubeconfig")?)
 }
 
 /// No certificate names an image.

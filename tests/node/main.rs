@@ -11,6 +11,7 @@ mod shared {
 mod farm;
 mod harness_checks;
 mod installation;
+mod refusals;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,6 +26,8 @@ fn tests() -> Vec<Test<Node>> {
         test!(harness_checks::pushed_image_is_pulled),
         test!(harness_checks::own_image_runs),
         test!(harness_checks::rootless_buildkit_builds_the_example),
+        test!(refusals::a_missing_image_is_told_with_a_way_to_have_it).serial(),
+        test!(refusals::a_container_that_cannot_start_is_told).serial(),
         test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]
 }

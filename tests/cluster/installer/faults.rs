@@ -4,22 +4,34 @@ use super::*;
 use crate::harness::control_plane;
 
 pub(crate) async fn killed_after_the_intent(cluster: Arc<Cluster>) -> anyhow::Result<()> {
-    killed_at(cluster, "kill-intent", "intent").await
+    assert!(killed_at(cluster, "kill-intent", "intent").await?.is_empty());
+    Ok(())
 }
 
+/// The authority's Secret is written, and what it signs is not: the next run
+/// must sign with the key that is there.
 pub(crate) async fn killed_in_the_middle_of_a_level(cluster: Arc<Cluster>) -> anyhow::Result<()> {
-    killed_at(cluster, "kill-apply", "apply:9").await
+    let before = killed_at(cluster, "kill-apply", "apply:6").await?;
+    let has = |key: &str| before.keys().any(|name| name.ends_with(key));
+    assert!(has("/ca-key.pem") && !has("/cert.pem"), "{:?}", before.keys());
+    Ok(())
 }
 
 pub(crate) async fn killed_between_two_levels(cluster: Arc<Cluster>) -> anyhow::Result<()> {
-    killed_at(cluster, "kill-level", "level:rc1").await
+    let before = killed_at(cluster, "kill-level", "level:rc1").await?;
+    assert!(before.keys().any(|name| name.ends_with("/token")), "{:?}", before.keys());
+    Ok(())
 }
 
 pub(crate) async fn killed_before_the_outcome(cluster: Arc<Cluster>) -> anyhow::Result<()> {
-    killed_at(cluster, "kill-outcome", "level:rc4").await
+    let before = killed_at(cluster, "kill-outcome", "level:rc4").await?;
+    assert!(before.len() > 6, "{:?}", before.keys());
+    Ok(())
 }
 
-async fn killed_at(cluster: Arc<Cluster>, prefix: &str, point: &str) -> anyhow::Result<()> {
+/// Kills a run there, completes it by the same command, and returns the Secrets
+/// that there were in between.
+async fn killed_at(cluster: Arc<Cluster>, prefix: &str, point: &str) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     let farm = Farm::new(cluster, prefix);
     let killed = farm.init(&["--stop-after", point]).await?;
     assert_eq!(killed.signal, Some(9), "{}\n{}", killed.out, killed.err);
@@ -40,7 +52,7 @@ async fn killed_at(cluster: Arc<Cluster>, prefix: &str, point: &str) -> anyhow::
     }
     no_orphans(&farm, &record).await?;
     farm.run("plan", &[]).await?.expect(0);
-    Ok(())
+    Ok(before)
 }
 
 /// Everything that carries our label is in the inventory, with its UID.

@@ -24,6 +24,7 @@ impl BuildId {
     ///
     /// # Errors
     /// When the system has no randomness.
+    #[expect(clippy::disallowed_methods, reason = "an identifier that nobody can guess")]
     pub fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes)?;

@@ -1,5 +1,6 @@
 //! `bko-install server`: the roles of the control plane, in one process or in
 //! several, over one set of caches and one admin listener.
+#![expect(clippy::disallowed_methods, reason = "shell: a process has an identity of its own")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

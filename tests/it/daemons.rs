@@ -1,4 +1,5 @@
 //! What the controller makes of a BuildProject, as a person would read it.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, outside of #[test] functions")]
 
 use bko_install::families::build_farm::api::BuildProject;
 use bko_install::families::build_farm::build::build;

@@ -37,11 +37,11 @@ pub const FORK_REAP_GRACE: Duration = Duration::from_secs(90);
 
 /// Entries that have not expired. An entry lives for `max_build` from its own
 /// start, so that a leaked one never releases a sibling.
-pub fn live_entries<'a>(
-    status: &'a BuildProjectStatus,
+pub fn live_entries(
+    status: &BuildProjectStatus,
     max_build: Duration,
     now: Timestamp,
-) -> impl Iterator<Item = &'a InflightEntry> {
+) -> impl Iterator<Item = &InflightEntry> {
     status.inflight.iter().filter(move |entry| age(entry.since.0, now) <= max_build)
 }
 

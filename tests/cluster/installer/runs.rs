@@ -13,7 +13,6 @@ pub(crate) async fn init_installs_on_an_empty_cluster_and_then_writes_nothing(
     let farm = Farm::new(cluster, "init");
     let plan = farm.run("plan", &[]).await?.expect(3);
     assert!(plan.out.contains(&format!("create     Namespace {} (namespaces)", farm.names.operator)), "{}", plan.out);
-    farm.run("status", &[]).await?.expect(4).says("nothing is installed");
     assert_eq!(texts(&farm.writes().await?), [""; 0]);
 
     let init = farm.init(&[]).await?.expect(0);
@@ -55,6 +54,7 @@ pub(crate) async fn what_was_asked_for_once_is_carried_over_and_status_tells_it(
         maps.delete(&map.name_any(), &Default::default()).await?;
     }
     let farm = Farm::new(Arc::clone(&cluster), "carried");
+    farm.run("status", &[]).await?.expect(4).says("nothing is installed");
     farm.init(&["--set=gateway.domains=[]", "--set=server.replicas=3"]).await?.expect(0);
     let mut bare = Command::new(env!("CARGO_BIN_EXE_bko-install"));
     bare.args(["cluster", "plan", "--output=json", "--kubeconfig"]).arg(cluster.kubeconfig());

@@ -150,18 +150,15 @@ async fn serve(cluster: &Cluster, kind: &ObjectId) -> Result<(), RequestError> {
 async fn one(cluster: &Cluster, applied: &Applied) -> Result<(), WaitError> {
     let mut follow = follow::Follow::new(cluster, applied).await?;
     let optional = readiness::is_optional(&applied.id.group, &applied.id.kind);
-    // What was not written had all the time in the world before.
-    let patience = if applied.written { PATIENCE } else { Duration::from_millis(200) };
-    let began = super::request::now();
-    let patience = if optional { began + patience } else { cluster.limits.deadline };
+    let deadline = if optional { patience(applied).min(cluster.limits.deadline) } else { cluster.limits.deadline };
     let mut said = None;
     loop {
         let step = tokio::select! {
-            step = tokio::time::timeout_at(patience.min(cluster.limits.deadline), follow.next()) => step,
+            step = tokio::time::timeout_at(deadline, follow.next()) => step,
             () = cluster.interrupt.cancelled() => return Err(WaitError::Interrupted),
         };
-        let (state, culprit) = match step {
-            Ok(step) => step?,
+        let known = match step {
+            Ok(known) => known?,
             Err(_) if optional => {
                 let why = said.unwrap_or_else(|| "no answer".into());
                 let message = format!("{} is not ready yet, and is not waited for: {why}", applied.id);
@@ -170,29 +167,37 @@ async fn one(cluster: &Cluster, applied: &Applied) -> Result<(), WaitError> {
             }
             Err(_) => return Err(not_ready(cluster, applied, follow.last(), true).await),
         };
-        match state {
-            State::Ready => {
-                if said.is_some() {
-                    cluster.report(Event::Ready { object: applied.id.clone() });
-                }
-                return Ok(());
+        let Some(why) = pending(&known) else {
+            if known.0 != State::Ready {
+                return Err(not_ready(cluster, applied, known, false).await);
             }
-            State::Failed(_) => return Err(not_ready(cluster, applied, (state, culprit), false).await),
-            State::Pending(why) => {
-                let fatal = culprit.as_ref().is_some_and(|culprit| culprit.trouble.is_fatal());
-                if fatal {
-                    return Err(not_ready(cluster, applied, (State::Pending(why), culprit), false).await);
-                }
-                let why = match &culprit {
-                    Some(culprit) => format!("{why}; pod \"{}\": {}", culprit.pod, culprit.trouble.describe()),
-                    None => why,
-                };
-                if said.as_ref() != Some(&why) {
-                    cluster.report(Event::Waiting { object: applied.id.clone(), why: why.clone() });
-                    said = Some(why);
-                }
+            if said.is_some() {
+                cluster.report(Event::Ready { object: applied.id.clone() });
             }
+            return Ok(());
+        };
+        if said.as_ref() != Some(&why) {
+            cluster.report(Event::Waiting { object: applied.id.clone(), why: why.clone() });
+            said = Some(why);
         }
+    }
+}
+
+/// Until when something optional is waited for. What was not written had all
+/// the time in the world before.
+fn patience(applied: &Applied) -> tokio::time::Instant {
+    super::request::now() + if applied.written { PATIENCE } else { Duration::from_millis(200) }
+}
+
+/// What is waited for; nothing when it is ready, and when waiting is of no use.
+fn pending((state, culprit): &(State, Option<Culprit>)) -> Option<String> {
+    match (state, culprit) {
+        (State::Ready | State::Failed(_), _) => None,
+        (State::Pending(_), Some(culprit)) if culprit.trouble.is_fatal() => None,
+        (State::Pending(why), Some(culprit)) => {
+            Some(format!("{why}; pod \"{}\": {}", culprit.pod, culprit.trouble.describe()))
+        }
+        (State::Pending(why), None) => Some(why.clone()),
     }
 }
 

@@ -136,7 +136,7 @@ pub(crate) async fn a_quota_that_is_used_up_is_the_reason_told(cluster: Arc<Clus
     Ok(())
 }
 
-pub(crate) async fn status_tells_drift_and_what_is_not_ready(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+pub(crate) async fn what_somebody_changed_is_planned_back(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = Farm::new(cluster, "drift");
     farm.init(&[]).await?.expect(0);
     let namespaces: Api<Namespace> = Api::all(farm.client());

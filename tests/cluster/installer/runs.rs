@@ -1,5 +1,10 @@
 //! Runs that succeed: the first, the second, upgrades, drift.
 
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::wait::await_condition;
+
 use super::*;
 
 pub(crate) async fn init_installs_on_an_empty_cluster_and_then_writes_nothing(
@@ -8,7 +13,6 @@ pub(crate) async fn init_installs_on_an_empty_cluster_and_then_writes_nothing(
     let farm = Farm::new(cluster, "init");
     let plan = farm.run("plan", &[]).await?.expect(3);
     assert!(plan.out.contains(&format!("create     Namespace {} (namespaces)", farm.names.operator)), "{}", plan.out);
-    farm.run("status", &[]).await?.expect(4).says("nothing is installed");
     assert_eq!(texts(&farm.writes().await?), [""; 0]);
 
     let init = farm.init(&[]).await?.expect(0);
@@ -41,13 +45,16 @@ pub(crate) async fn init_installs_on_an_empty_cluster_and_then_writes_nothing(
 }
 
 /// Owns the cluster: the record is found by its label, wherever it is.
-pub(crate) async fn what_was_asked_for_once_is_carried_over(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+pub(crate) async fn what_was_asked_for_once_is_carried_over_and_status_tells_it(
+    cluster: Arc<Cluster>,
+) -> anyhow::Result<()> {
     for map in Api::<ConfigMap>::all(cluster.client()).list(&ListParams::default().labels("bko-install/record")).await?
     {
         let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), &map.namespace().unwrap_or_default());
         maps.delete(&map.name_any(), &Default::default()).await?;
     }
     let farm = Farm::new(Arc::clone(&cluster), "carried");
+    farm.run("status", &[]).await?.expect(4).says("nothing is installed");
     farm.init(&["--set=gateway.domains=[]", "--set=server.replicas=3"]).await?.expect(0);
     let mut bare = Command::new(env!("CARGO_BIN_EXE_bko-install"));
     bare.args(["cluster", "plan", "--output=json", "--kubeconfig"]).arg(cluster.kubeconfig());
@@ -60,13 +67,46 @@ pub(crate) async fn what_was_asked_for_once_is_carried_over(cluster: Arc<Cluster
     assert_eq!(server.len(), 1, "the gateway is back");
     assert_eq!(server[0].pointer("/object/spec/replicas"), Some(&3.into()));
 
-    let mut status = Command::new(env!("CARGO_BIN_EXE_bko-install"));
-    status.args(["cluster", "status", "--output=json", "--kubeconfig"]).arg(cluster.kubeconfig());
-    let status: Value = serde_json::from_str(&Run::new(status.output().await?)?.expect(0).out)?;
+    let status = status(&cluster, 0).await?;
     assert_eq!((&status["state"], &status["image"]), (&"installed".into(), &IMAGE.into()));
     assert_eq!(status["drift"], serde_json::json!([]));
+    status_after_a_change(&farm).await?;
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), &farm.names.operator);
     maps.delete("bko-install", &Default::default()).await?;
+    Ok(())
+}
+
+async fn status(cluster: &Cluster, code: i32) -> anyhow::Result<Value> {
+    let mut status = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    status.args(["cluster", "status", "--output=json", "--kubeconfig"]).arg(cluster.kubeconfig());
+    Ok(serde_json::from_str(&Run::new(status.output().await?)?.expect(code).out)?)
+}
+
+/// Drift alone is ready; a pod that is not is told with its cause.
+async fn status_after_a_change(farm: &Farm) -> anyhow::Result<()> {
+    let namespaces: Api<Namespace> = Api::all(farm.client());
+    let label = serde_json::json!({"metadata": {"labels": {"bko-install/component": "somebody-else"}}});
+    namespaces.patch(&farm.names.builds, &PatchParams::default(), &Patch::Merge(label)).await?;
+    let drift = status(&farm.cluster, 0).await?["drift"].clone();
+    assert_eq!(drift.as_array().map(Vec::len), Some(1), "{drift}");
+    assert_eq!((&drift[0]["kind"], &drift[0]["action"]), (&"Namespace".into(), &"configure".into()));
+
+    let deployments: Api<Deployment> = Api::namespaced(farm.client(), &farm.names.operator);
+    let is_short = |deployment: Option<&Deployment>| {
+        deployment.and_then(|d| d.status.as_ref()?.available_replicas).is_some_and(|available| available < 3)
+    };
+    let pods: Api<Pod> = Api::namespaced(farm.client(), &farm.names.operator);
+    let pod = pods.list(&ListParams::default()).await?.items.first().context("no pod")?.name_any();
+    farm.play.make_unready(&pod).await?;
+    tokio::time::timeout(Duration::from_secs(20), await_condition(deployments, "buildkit-operator-buildd", is_short))
+        .await??;
+    let status = status(&farm.cluster, 4).await?;
+    let pending = status.pointer("/levels").and_then(Value::as_array).into_iter().flatten();
+    let pending = pending.flat_map(|level| level["components"].as_array().into_iter().flatten());
+    let pending: Vec<_> = pending.flat_map(|c| c["pending"].as_array().into_iter().flatten()).collect();
+    assert_eq!(pending.len(), 1, "{status}");
+    let why = pending[0]["why"].as_str().unwrap_or_default();
+    assert!(why.starts_with("2 of 3 replicas available"), "{why}");
     Ok(())
 }
 

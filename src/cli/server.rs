@@ -4,6 +4,8 @@ use clap::Args;
 
 use super::Global;
 use super::exit::{Code, Failure};
+use crate::cluster::client::connect_as;
+use crate::names::CONTROLLER_MANAGER;
 use crate::server::{self, ServerArgs};
 use crate::telemetry::{self, LogFormat};
 
@@ -32,7 +34,7 @@ pub fn run(command: ServerCommand, global: &Global) -> Result<(), Failure> {
     telemetry::start(command.log.as_deref().unwrap_or(level), command.log_format);
     let plan = server::Plan::try_from(command.server).map_err(|error| Failure::new(Code::Usage, error))?;
     super::block_on(async {
-        let client = crate::cluster::client::connect(global).await?;
+        let client = connect_as(CONTROLLER_MANAGER, global).await?;
         Ok(server::run(plan, client).await?)
     })
 }

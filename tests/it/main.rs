@@ -3,13 +3,13 @@
 
 mod certificates;
 mod cli;
+mod companion;
 mod daemons;
 mod export;
 mod gateway;
 mod image;
 mod install;
 mod key_command;
-mod companion;
 mod keys;
 mod plans;
 mod profiles;

@@ -20,7 +20,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::harness::{Node, executable, process};
+use crate::shared::harness::{Node, executable, process};
 
 pub(crate) const OPERATOR: &str = "buildkit-operator";
 pub(crate) const BUILDS: &str = "buildkit-builds";

@@ -32,7 +32,10 @@ pub(crate) async fn define(cluster: &Cluster) -> anyhow::Result<()> {
     let define = async || -> anyhow::Result<()> {
         let api = Api::<CustomResourceDefinition>::all(cluster.client());
         let name = BuildProject::crd_name();
-        api.patch(name, &PatchParams::apply("test"), &Patch::Apply(BuildProject::crd())).await?;
+        // An installation of another test may have brought it already.
+        if api.get_opt(name).await?.is_none() {
+            api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(BuildProject::crd())).await?;
+        }
         await_condition(api, name, conditions::is_crd_established()).await?;
         Ok(())
     };

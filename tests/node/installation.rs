@@ -1,5 +1,6 @@
 //! The farm on the node, installed by the executable from its own image, and a
 //! client outside the cluster that knows only what a CI is told.
+#![allow(dead_code, reason = "the demo uses a part of it")]
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

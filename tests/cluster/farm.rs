@@ -1,4 +1,5 @@
 //! The real server against the real API server; pods are played.
+#![allow(dead_code, reason = "the benchmark uses a part of it")]
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -20,7 +21,7 @@ use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::harness::{Cluster, executable, process};
+use crate::shared::harness::{Cluster, executable, process};
 
 /// One project used by many tests, and its key.
 pub(crate) const REPO: &str = "github.com/acme/shop";

@@ -51,13 +51,23 @@ pub(crate) fn parse_mapping(place: &str, text: &str) -> Result<(Map<String, Valu
     };
     match &document.value {
         Value::Object(map) => Ok((map.clone(), document)),
-        other => {
-            Err(Fault::at(place, document.line::<&str>(&[]), format!("want a mapping, found {}", describe(other))))
-        }
+        other => Err(Fault::at(place, document.line::<&str>(&[]), format!("want a mapping, found {}", kind_of(other)))),
     }
 }
 
-/// What a value is, for messages.
+/// What kind of value it is, for messages about a text that may be anything.
+pub(crate) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "a mapping",
+    }
+}
+
+/// What a single value is, for messages. Not for whole documents: see [`kind_of`].
 pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -127,6 +137,9 @@ fn to_json(value: serde_yaml::Value, path: &mut Vec<String>) -> Result<Value, Un
             let mut map = Map::new();
             for (key, item) in mapping {
                 let Yaml::String(key) = key else {
+                    if !matches!(key, Yaml::Null | Yaml::Bool(_) | Yaml::Number(_)) {
+                        return Err((path.clone(), "a key is no string".to_owned()));
+                    }
                     let key = serde_yaml::to_string(&key).unwrap_or_default();
                     let key = key.trim();
                     path.push(key.to_owned());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use crate::manifest::fault::Fault;
-use crate::manifest::{Bundle, Document, Runlevel, describe, parse_mapping};
+use crate::manifest::{Bundle, Document, Runlevel, kind_of, parse_mapping};
 
 use super::ProfileSource;
 use super::suggest::did_you_mean;
@@ -114,7 +114,7 @@ impl Link {
         match self.map.get("extends")? {
             Value::String(base) => Some(base.clone()),
             other => {
-                faults.push(self.fault(&["extends"], format!("want the name of a profile, found {}", describe(other))));
+                faults.push(self.fault(&["extends"], format!("want the name of a profile, found {}", kind_of(other))));
                 None
             }
         }
@@ -124,7 +124,7 @@ impl Link {
         match self.map.get("description") {
             Some(Value::String(text)) => return text.clone(),
             Some(other) => {
-                faults.push(self.fault(&["description"], format!("want a string, found {}", describe(other))))
+                faults.push(self.fault(&["description"], format!("want a string, found {}", kind_of(other))))
             }
             None => faults.push(Fault::of(self.place.clone(), "has no description")),
         }
@@ -137,7 +137,7 @@ impl Link {
             None => return levels,
             Some(Value::Object(given)) => given,
             Some(other) => {
-                let message = format!("want a mapping of rc0 to rc4, found {}", describe(other));
+                let message = format!("want a mapping of rc0 to rc4, found {}", kind_of(other));
                 faults.push(self.fault(&["runlevels"], message));
                 return levels;
             }
@@ -148,7 +148,7 @@ impl Link {
                 continue;
             };
             let Some(components) = components.as_array() else {
-                let message = format!("want a list of components, found {}", describe(components));
+                let message = format!("want a list of components, found {}", kind_of(components));
                 faults.push(self.fault(&["runlevels", name], message));
                 continue;
             };
@@ -169,7 +169,7 @@ fn known_component(bundle: &Bundle, component: &Value, place: Fault, faults: &mu
             let hint = did_you_mean(name, bundle.components.keys().map(String::as_str));
             format!("unknown component \"{name}\"{hint}")
         }
-        None => format!("want the name of a component, found {}", describe(component)),
+        None => format!("want the name of a component, found {}", kind_of(component)),
     };
     faults.push(Fault { message, ..place });
     None

@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use crate::manifest::fault::Fault;
-use crate::manifest::{Bundle, Document, describe, parse_mapping};
+use crate::manifest::{Bundle, Document, kind_of, parse_mapping};
 
 use super::suggest::did_you_mean;
 use super::{IMAGE, ValueSpec};
@@ -151,7 +151,7 @@ impl<'a> Layers<'a> {
     pub(super) fn mapping(&mut self, place: &str, values: &Value, document: &Document, at: &[&str]) {
         let at: Vec<String> = at.iter().map(|step| (*step).to_owned()).collect();
         let Value::Object(map) = values else {
-            let message = format!("want a mapping of values, found {}", describe(values));
+            let message = format!("want a mapping of values, found {}", kind_of(values));
             self.faults.push(Fault::at(place, document.line(&at), message));
             return;
         };

@@ -117,7 +117,7 @@ fn all_faults_come_at_once_with_file_and_line() {
             "my.yaml:2: unknown key \"descripton\" of a profile; did you mean \"description\"?",
             "my.yaml:5: unknown component \"wbe\"; did you mean \"web\"?",
             "my.yaml:6: unknown runlevel \"rc5\": want rc0 to rc4",
-            "my.yaml:7: want a list of components, found \"web\"",
+            "my.yaml:7: want a list of components, found a string",
             "my.yaml:10: value \"web.replicas\": want an integer of at least 1, found 0",
             "my.yaml:11: unknown value \"web.replcas\"; did you mean \"web.replicas\"?",
             "my.yaml:12: \"base\" is a group of values: want a mapping of base.name, base.password",
@@ -153,10 +153,10 @@ fn a_profile_is_checked_as_a_whole() {
         (
             "description: 1\nextends: [a]\nrunlevels: 1\nvalues: 1\n",
             vec![
-                "my.yaml:1: want a string, found 1",
+                "my.yaml:1: want a string, found a number",
                 "my.yaml:2: want the name of a profile, found a list",
-                "my.yaml:3: want a mapping of rc0 to rc4, found 1",
-                "my.yaml:4: want a mapping of values, found 1",
+                "my.yaml:3: want a mapping of rc0 to rc4, found a number",
+                "my.yaml:4: want a mapping of values, found a number",
             ],
         ),
     ] {

@@ -4,6 +4,7 @@ pub mod bundle;
 pub mod certs;
 pub mod cluster;
 pub mod companion;
+pub mod completions;
 pub mod exit;
 pub mod export;
 pub mod files;
@@ -16,7 +17,7 @@ pub mod server;
 
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use exit::Failure;
 
@@ -112,10 +113,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Server(args) => server::run(*args, global),
         Command::Companion(command) => companion::run(*command, global),
         Command::Key(args) => key::run(args, global),
-        Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "bko-install", &mut std::io::stdout());
-            Ok(())
-        }
+        Command::Completions { shell } => completions::run(shell),
     })
 }
 

@@ -15,7 +15,12 @@ pub enum LogFormat {
 /// `info,bko_install::gateway=debug`; a malformed directive is left out.
 pub fn start(filter: &str, format: LogFormat) {
     let filter = EnvFilter::builder().parse_lossy(filter);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // Standard error that cannot be written is nothing to tell on standard error.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .log_internal_errors(false);
     // A second start, in tests, keeps the first subscriber.
     let _ = match format {
         LogFormat::Text => builder.with_ansi(false).try_init(),

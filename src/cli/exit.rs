@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use super::report::{OutputError, complain};
+
 /// Documented exit codes; 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -58,17 +60,27 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 }
 
 /// Prints what went wrong to standard error and returns the process's exit code.
-#[expect(clippy::print_stderr, reason = "the one place where an error leaves the process")]
+/// That the reader of standard output has gone away is no failure, as for `--help`.
 pub fn finish(result: Result<(), Failure>) -> ExitCode {
     let Err(failure) = result else { return ExitCode::SUCCESS };
+    if failure.error.as_ref().is_some_and(is_unread) {
+        return ExitCode::SUCCESS;
+    }
     if let Some(error) = &failure.error {
-        eprintln!("error: {error}");
+        complain(&format!("error: {error}"));
         for cause in error.chain().skip(1) {
-            eprintln!("caused by: {cause}");
+            complain(&format!("caused by: {cause}"));
         }
     }
     if let Some(hint) = &failure.hint {
-        eprintln!("\nhint: {hint}");
+        complain(&format!("\nhint: {hint}"));
     }
     ExitCode::from(failure.code as u8)
+}
+
+fn is_unread(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let inner = cause.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
+        inner.and_then(|inner| inner.downcast_ref()).is_some_and(|error| matches!(error, OutputError::Closed))
+    })
 }

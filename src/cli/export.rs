@@ -11,6 +11,7 @@ use crate::manifest::export;
 use super::Global;
 use super::bundle::{BundleArgs, Recorded};
 use super::exit::{Code, Failure};
+use super::report::complain;
 
 /// Write the manifests for GitOps; needs no cluster.
 #[derive(Debug, Args)]
@@ -89,11 +90,10 @@ fn write(dir: &Path, files: &[(String, String)], earlier: &[PathBuf]) -> Result<
     Ok(())
 }
 
-#[expect(clippy::print_stderr, reason = "messages of a command go to standard error")]
 fn report(dir: &Path, files: usize, left_out: &[String]) {
-    eprintln!("wrote {files} files to \"{}\"", dir.display());
+    complain(&format!("wrote {files} files to \"{}\"", dir.display()));
     if !left_out.is_empty() {
-        eprintln!("left out, because they hold secrets: {}", left_out.join(", "));
-        eprintln!("\nhint: \"{}\" says how to make them", dir.join(export::NOTE).display());
+        complain(&format!("left out, because they hold secrets: {}", left_out.join(", ")));
+        complain(&format!("\nhint: \"{}\" says how to make them", dir.join(export::NOTE).display()));
     }
 }

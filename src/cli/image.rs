@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::Args;
 
-use super::Global;
 use super::exit::{Code, Failure};
 use super::files::Replacement;
+use super::{Global, report};
 use crate::image::{self, ImageError, Platform, Written};
 use crate::key::Arch;
 
@@ -48,19 +48,24 @@ pub fn run(args: ImageArgs, global: &Global) -> Result<(), Failure> {
     let reference = reference.map_err(|error| Failure::new(Code::Usage, error))?;
     let reference = reference.as_deref();
     if args.output == Path::new("-") {
-        let mut out = io::stdout().lock();
-        if out.is_terminal() {
+        let mut out = report::stdout();
+        if io::stdout().is_terminal() {
             let error = anyhow!("refusing to write an archive to a terminal");
             return Err(Failure::new(Code::Usage, error).hint("name a file with --output FILE"));
         }
         let written = image::write(&platforms, reference, &mut out).map_err(fail)?;
-        return if global.quiet { Ok(()) } else { Ok(summary(&written, args.json, &mut io::stderr().lock())?) };
+        out.flush()?;
+        if !global.quiet {
+            // Whether the summary is read is of no account for the archive.
+            let _ = summary(&written, args.json, &mut io::stderr().lock());
+        }
+        return Ok(());
     }
     let place = || format!("cannot write \"{}\"", args.output.display());
     let mut file = Replacement::new(&args.output, 0o644).with_context(place)?;
     let written = image::write(&platforms, reference, file.writer()).map_err(fail)?;
     file.commit().with_context(place)?;
-    Ok(summary(&written, args.json, &mut io::stdout().lock())?)
+    Ok(summary(&written, args.json, &mut report::stdout())?)
 }
 
 /// The executables named, and this one unless its architecture is named.

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::exit::{Code, Failure};
-use super::{Global, Output, OutputArgs};
+use super::{Global, Output, OutputArgs, report};
 use crate::image::native_arch;
 use crate::key::{KeyError, Project};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
@@ -84,7 +84,7 @@ pub fn run(args: KeyArgs, _global: &Global) -> Result<(), Failure> {
         off_cluster: domain.map(|domain| key.gateway_endpoint(domain, args.gateway_port)),
         key: key.to_string(),
     };
-    Ok(print(&result, args.output.output, &mut io::stdout().lock())?)
+    Ok(print(&result, args.output.output, &mut report::stdout())?)
 }
 
 fn refuse(error: KeyError) -> Failure {

@@ -10,7 +10,7 @@ use crate::profile::{self, Profile, Values};
 
 use super::bundle::{self, BundleArgs, Recorded};
 use super::exit::Failure;
-use super::{Global, Output, OutputArgs};
+use super::{Global, Output, OutputArgs, report};
 
 /// List and show profiles.
 #[derive(Debug, Subcommand)]
@@ -45,7 +45,7 @@ pub struct ShowArgs {
 /// Faults of a profile or of the values.
 pub fn run(command: ProfileCommand, _global: &Global) -> Result<(), Failure> {
     let bundle = bundle::bundle()?;
-    let mut out = io::stdout().lock();
+    let mut out = report::stdout();
     match command {
         ProfileCommand::List { output } => list(&mut out, bundle, output.output),
         ProfileCommand::Show(ShowArgs { name, bundle: mut args, output }) => {

@@ -1,41 +1,96 @@
 //! How events reach people and programs: one line each, as text or JSON.
 
-use std::io::Write as _;
+use std::io::{self, Write};
 use std::sync::Arc;
 
+use super::exit::Failure;
 use super::{Global, Output};
 use crate::cluster::{Event, Reporter};
 
-/// Prints to standard output what an output format asks for. A reader that has
-/// gone away does not end a run that writes to a cluster.
-pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", text.trim_end_matches('\n'));
-    let _ = out.flush();
+/// Why standard output could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    /// Its reader has gone away, as `head` does: nothing to complain about.
+    #[error("nobody reads standard output any more")]
+    Closed,
+    /// It is full, for example.
+    #[error("cannot write to standard output")]
+    Failed(#[source] io::Error),
+}
+
+impl From<io::Error> for OutputError {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe { Self::Closed } else { Self::Failed(error) }
+    }
+}
+
+/// Standard output, whose errors are [`OutputError`]s within an `io::Error`.
+#[derive(Debug)]
+pub struct Out(io::StdoutLock<'static>);
+
+/// Standard output for results.
+pub fn stdout() -> Out {
+    Out(io::stdout().lock())
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(marked)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(marked)
+    }
+}
+
+fn marked(error: io::Error) -> io::Error {
+    match error.kind() {
+        // Left as it is: the writer tries again by itself.
+        io::ErrorKind::Interrupted => error,
+        kind => io::Error::new(kind, OutputError::from(error)),
+    }
+}
+
+/// Prints a result to standard output.
+///
+/// # Errors
+/// An [`OutputError`].
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = stdout();
+    writeln!(out, "{}", text.trim_end_matches('\n'))?;
+    Ok(out.flush()?)
+}
+
+/// Prints to standard error. Who has closed it does not want to know.
+pub fn complain(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Prints a message for people to standard error.
 pub fn message(global: &Global, text: &str) {
     if !global.quiet {
-        let _ = writeln!(std::io::stderr().lock(), "{text}");
+        complain(text);
     }
 }
 
 /// Prints a value as one line of JSON.
-pub fn print_json(value: &impl serde::Serialize) -> Result<(), super::exit::Failure> {
-    print(&serde_json::to_string(value)?);
-    Ok(())
+///
+/// # Errors
+/// An [`OutputError`].
+pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    print(&serde_json::to_string(value)?)
 }
 
 /// A reporter that prints every event: in JSON all of them, as text what people
-/// wait for; repetitions and warnings go to standard error.
+/// wait for; repetitions and warnings go to standard error. A reader that has
+/// gone away does not end a run that writes to a cluster.
 pub fn reporter(global: &Global, output: Output) -> Reporter {
     let global = global.clone();
     Arc::new(move |event| match (output, &event) {
         (Output::Json, event) => drop(print_json(event)),
         (Output::Text, Event::Warning { .. } | Event::Retrying { .. }) => message(&global, &event.to_string()),
         (Output::Text, _) if global.quiet => {}
-        (Output::Text, event) => print(&event.to_string()),
+        (Output::Text, event) => drop(print(&event.to_string())),
     })
 }
 

@@ -11,9 +11,9 @@ use clap::Args;
 
 use super::{Namespaces, declared, fetch};
 use crate::certificate::{LiveCertificate, Role, SecretData, Usage};
-use crate::cli::Global;
 use crate::cli::exit::{Code, Failure};
 use crate::cli::files::Replacement;
+use crate::cli::{Global, report};
 
 /// Where to write.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub(super) async fn run(args: ExportArgs, client: kube::Client, global: &Global)
         .with_context(|| format!("Secret \"{}\" holds no client certificate", spec.secret_path()))?;
     write(&args.dir, &files(&secret.data), args.force)?;
     if !global.quiet {
-        let mut out = io::stdout().lock();
+        let mut out = report::stdout();
         for (name, _) in files(&secret.data) {
             writeln!(out, "{}", args.dir.join(name).display())?;
         }

@@ -11,7 +11,7 @@ use super::{Namespaces, declared, fetch};
 use crate::certificate::issue::{IssueError, LiveSecrets, Outcome, rehearse};
 use crate::certificate::{CertificateSpec, Decision, LiveCertificate};
 use crate::cli::exit::Failure;
-use crate::cli::{Output, OutputArgs};
+use crate::cli::{Output, OutputArgs, report};
 
 /// What to list, and how.
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ pub(super) async fn run(args: ListArgs, client: kube::Client) -> Result<(), Fail
         }
     }
     let rows = rows(&specs, &live, Timestamp::now())?;
-    Ok(print(&rows, args.output.output, &mut io::stdout().lock())?)
+    Ok(print(&rows, args.output.output, &mut report::stdout())?)
 }
 
 fn rows(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result<Vec<Row>, IssueError> {

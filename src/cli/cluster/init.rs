@@ -88,7 +88,7 @@ pub(super) async fn run(args: InitArgs, global: &Global) -> Result<(), Failure> 
     match args.output.output {
         Output::Json => report::print_json(&installed)?,
         Output::Text if global.quiet => {}
-        Output::Text => report::print(&next_steps(&installed)),
+        Output::Text => report::print(&next_steps(&installed))?,
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> 
     let (plan, _) = install::prepare(&cluster, &installation).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&plan)?,
-        Output::Text => report::print(&text(&plan, global.verbose)?),
+        Output::Text => report::print(&text(&plan, global.verbose)?)?,
     }
     if plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) }
 }

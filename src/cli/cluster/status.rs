@@ -37,7 +37,7 @@ pub(super) async fn run(args: StatusArgs, global: &Global) -> Result<(), Failure
     let status = install::status(&cluster, &installation, &record).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&status)?,
-        Output::Text => report::print(&text(&status)),
+        Output::Text => report::print(&text(&status))?,
     }
     if status.is_ready() { Ok(()) } else { Err(Failure::silent(Code::NotReady)) }
 }

@@ -9,6 +9,8 @@ use http::header::{HeaderValue, USER_AGENT};
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 
+use tokio::time::Instant;
+
 use crate::VERSION;
 use crate::cli::Global;
 use crate::cli::exit::{Code, Failure};
@@ -56,6 +58,20 @@ pub enum ConnectError {
         /// The contexts that there are.
         known: Vec<String>,
     },
+    /// The context names a user or a cluster that does not exist.
+    #[error("kubeconfig {file} has no {what} \"{name}\", which context \"{context}\" names")]
+    Dangling {
+        /// Which file.
+        file: String,
+        /// `user` or `cluster`.
+        what: &'static str,
+        /// The name that is not there.
+        name: String,
+        /// The context that has it.
+        context: String,
+        /// The names that there are.
+        known: Vec<String>,
+    },
     /// The client cannot be set up with these credentials.
     #[error("cannot use the credentials for {address}")]
     Credentials {
@@ -63,6 +79,12 @@ pub enum ConnectError {
         address: String,
         /// Why.
         source: Box<dyn StdError + Send + Sync>,
+    },
+    /// Nobody answers before the run has to end.
+    #[error("no answer from the API server at {address} before the deadline")]
+    Deadline {
+        /// The API server.
+        address: String,
     },
     /// Nobody answers.
     #[error("cannot reach the API server at {address}: {why}")]
@@ -109,10 +131,16 @@ impl ConnectError {
             }
             Self::Malformed { .. } => "`kubectl config view` reads the same file and shows what it holds".into(),
             Self::NoContext { known, .. } | Self::UnknownContext { known, .. } => contexts(known),
+            Self::Dangling { what, known, .. } => match known.as_slice() {
+                [] => format!("the kubeconfig has no {what}s: fetch a new one"),
+                known => {
+                    format!("the {what}s that there are: {}; correct the context, or pass --context", known.join(", "))
+                }
+            },
             Self::Credentials { .. } | Self::Unauthorized { .. } => {
                 "log in again, or choose other credentials with --context".into()
             }
-            Self::Unreachable { .. } | Self::NoApiServer { .. } => {
+            Self::Unreachable { .. } | Self::NoApiServer { .. } | Self::Deadline { .. } => {
                 "check that the cluster runs and that its address is right: `kubectl version`".into()
             }
             Self::NotTrusted { .. } => {
@@ -131,22 +159,33 @@ pub async fn connect(global: &Global) -> Result<kube::Client, Failure> {
     connect_as(INSTALLER_MANAGER, global).await
 }
 
+/// The same within the deadline of a run.
+///
+/// # Errors
+/// A [`ConnectError`], with its hint.
+pub async fn connect_until(global: &Global, deadline: Instant) -> Result<kube::Client, Failure> {
+    try_connect(INSTALLER_MANAGER, global, Some(deadline)).await.map_err(failure)
+}
+
 /// The same under another name, which audit logs show as the user agent.
 ///
 /// # Errors
 /// A [`ConnectError`], with its hint.
 pub async fn connect_as(name: &str, global: &Global) -> Result<kube::Client, Failure> {
-    try_connect(name, global).await.map_err(|error| {
-        let hint = error.hint();
-        let code = match error {
-            ConnectError::UnknownContext { .. } => Code::Usage,
-            _ => Code::Failed,
-        };
-        Failure::new(code, error).hint(hint)
-    })
+    try_connect(name, global, None).await.map_err(failure)
 }
 
-async fn try_connect(name: &str, global: &Global) -> Result<kube::Client, ConnectError> {
+fn failure(error: ConnectError) -> Failure {
+    let hint = error.hint();
+    let code = match error {
+        ConnectError::UnknownContext { .. } => Code::Usage,
+        ConnectError::Deadline { .. } => Code::NotReady,
+        _ => Code::Failed,
+    };
+    Failure::new(code, error).hint(hint)
+}
+
+async fn try_connect(name: &str, global: &Global, deadline: Option<Instant>) -> Result<kube::Client, ConnectError> {
     let mut config = configuration(global).await?;
     config.connect_timeout = Some(CONNECT);
     // Repetitions are ours: they are reported and end at the run's deadline.
@@ -157,9 +196,12 @@ async fn try_connect(name: &str, global: &Global) -> Result<kube::Client, Connec
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let client = kube::Client::try_from(config)
         .map_err(|source| ConnectError::Credentials { address: address.clone(), source: conceal(source) })?;
-    match tokio::time::timeout(CONNECT * 2, client.apiserver_version()).await {
+    let patience = super::request::now() + CONNECT * 2;
+    let until = deadline.map_or(patience, |deadline| deadline.min(patience));
+    match tokio::time::timeout_at(until, client.apiserver_version()).await {
         Ok(Ok(_)) => Ok(client),
         Ok(Err(error)) => Err(probe_error(address, error)),
+        Err(_) if until < patience => Err(ConnectError::Deadline { address }),
         Err(_) => Err(ConnectError::Unreachable { address, why: "no answer in time".into() }),
     }
 }
@@ -201,8 +243,26 @@ async fn configuration(global: &Global) -> Result<Config, ConnectError> {
     if !known.contains(&context) {
         return Err(ConnectError::UnknownContext { file, context, known });
     }
+    check_context(&file, &context, &kubeconfig)?;
     let options = KubeConfigOptions { context: Some(context), ..KubeConfigOptions::default() };
     Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| file_error(file, error))
+}
+
+/// A user that does not exist would make us anonymous, and the error one about
+/// permissions.
+fn check_context(file: &str, name: &str, kubeconfig: &Kubeconfig) -> Result<(), ConnectError> {
+    let context = kubeconfig.contexts.iter().find(|context| context.name == name);
+    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Ok(()) };
+    let users: Vec<String> = kubeconfig.auth_infos.iter().map(|user| user.name.clone()).collect();
+    let clusters: Vec<String> = kubeconfig.clusters.iter().map(|cluster| cluster.name.clone()).collect();
+    let user = context.user.as_ref().filter(|user| !user.is_empty());
+    for (what, wanted, known) in [("cluster", Some(&context.cluster), clusters), ("user", user, users)] {
+        if let Some(wanted) = wanted.filter(|wanted| !known.contains(wanted)) {
+            let (file, name, context) = (file.to_owned(), wanted.clone(), name.to_owned());
+            return Err(ConnectError::Dangling { file, what, name, context, known });
+        }
+    }
+    Ok(())
 }
 
 fn file_error(file: String, error: KubeconfigError) -> ConnectError {
@@ -214,9 +274,22 @@ fn file_error(file: String, error: KubeconfigError) -> ConnectError {
         // Further lines would show the file itself, which holds credentials.
         KubeconfigError::Parse(error) => {
             let why = first_line(&error.to_string()).trim_start_matches("error: ").to_owned();
-            ConnectError::Malformed { file, why }
+            ConnectError::Malformed { file, why: unquoted(&why) }
         }
         error => ConnectError::Malformed { file, why: first_line(&error.to_string()) },
+    }
+}
+
+/// Without the text that was found in the place of something else: it may be
+/// a credential, or the whole of a file that is none of ours.
+fn unquoted(why: &str) -> String {
+    match (why.find('"'), why.rfind('"')) {
+        (Some(first), Some(last)) if why.contains("invalid ") => {
+            // A message that was cut short has no second quote.
+            let rest = if last > first { why.get(last + 1..).unwrap_or_default() } else { "" };
+            format!("{}{rest}", why.get(..first).unwrap_or_default().trim_end())
+        }
+        _ => why.to_owned(),
     }
 }
 

@@ -31,6 +31,14 @@ pub enum LockError {
         /// Who.
         holder: String,
     },
+    /// Somebody has it, or had it when it died, until after the deadline.
+    #[error("cannot take the lock before the deadline: {holder} holds it{}", until.as_ref().map(|until| format!(" until about {until} unless it renews it")).unwrap_or_default())]
+    Deadline {
+        /// Who.
+        holder: String,
+        /// When it expires, by this machine's clock; `None` when that is not known.
+        until: Option<String>,
+    },
     /// Somebody took it away, because it could not be renewed in time.
     #[error("the lock was lost while the run was at work")]
     Lost,
@@ -68,7 +76,7 @@ pub async fn take(cluster: &Cluster, namespace: &str, holder: String) -> Result<
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), namespace);
     let failed = |source| LockError::Request { what: "take", namespace: namespace.into(), source: Box::new(source) };
     let lease = loop {
-        match leases.create(&PostParams::default(), &new_lease(&holder)).await {
+        match in_time(cluster, leases.create(&PostParams::default(), &new_lease(&holder))).await? {
             Ok(lease) => break lease,
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(error) => return Err(failed(error)),
@@ -76,7 +84,7 @@ pub async fn take(cluster: &Cluster, namespace: &str, holder: String) -> Result<
         let Some(stale) = wait_for_expiry(cluster, &leases, namespace).await? else { continue };
         let mut ours = stale;
         ours.spec = new_lease(&holder).spec;
-        match leases.replace(NAME, &PostParams::default(), &ours).await {
+        match in_time(cluster, leases.replace(NAME, &PostParams::default(), &ours)).await? {
             Ok(lease) => break lease,
             // Somebody was faster: look again at who it is.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
@@ -86,6 +94,12 @@ pub async fn take(cluster: &Cluster, namespace: &str, holder: String) -> Result<
     let (stop, lost) = (CancellationToken::new(), CancellationToken::new());
     let renewal = tokio::spawn(renew(leases.clone(), lease, stop.clone(), lost.clone()));
     Ok(Lock { leases, holder, stop, lost, renewal })
+}
+
+/// A request of the lock's, which the run's deadline ends.
+async fn in_time<T>(cluster: &Cluster, request: impl Future<Output = T>) -> Result<T, LockError> {
+    let late = |_| LockError::Deadline { holder: "nobody known".into(), until: None };
+    tokio::time::timeout_at(cluster.limits.deadline, request).await.map_err(late)
 }
 
 impl Lock {
@@ -153,6 +167,7 @@ async fn wait_for_expiry(cluster: &Cluster, leases: &Api<Lease>, namespace: &str
     loop {
         let change = tokio::select! {
             () = &mut expiry => return Ok(first),
+            () = tokio::time::sleep_until(cluster.limits.deadline) => return Err(late(first.as_ref(), expiry.deadline())),
             () = cluster.interrupt.cancelled() => return Err(LockError::Interrupted),
             change = changes.next() => change,
         };
@@ -180,6 +195,12 @@ async fn wait_for_expiry(cluster: &Cluster, leases: &Api<Lease>, namespace: &str
             None => return Ok(first),
         }
     }
+}
+
+fn late(lease: Option<&Lease>, expiry: tokio::time::Instant) -> LockError {
+    let left = expiry.saturating_duration_since(super::request::now());
+    let until = lease.and_then(|_| now().0.checked_add(left).ok()).map(|at| at.strftime("%H:%M:%S UTC").to_string());
+    LockError::Deadline { holder: lease.map_or_else(|| "another installer".into(), holder), until }
 }
 
 fn holder(lease: &Lease) -> String {

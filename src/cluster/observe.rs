@@ -113,6 +113,9 @@ async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError
         Err(RequestError::Refused { message, code, .. }) => {
             Err(RequestError::Refused { object: Box::new(object.id.clone()), message, code })
         }
+        Err(RequestError::Malformed { why, .. }) => {
+            Err(RequestError::Malformed { object: Box::new(object.id.clone()), why })
+        }
         Err(error) => Err(error),
     }
 }

@@ -56,6 +56,15 @@ pub enum RequestError {
         /// Its HTTP status.
         code: u16,
     },
+    /// The API server's schema of the kind has no place for a field, or another
+    /// type of value there.
+    #[error("{object} does not fit the API server's schema: {why}")]
+    Malformed {
+        /// The object.
+        object: Box<ObjectId>,
+        /// `.spec.x: field not declared in schema`.
+        why: String,
+    },
     /// The kind is not served.
     #[error("{object}: the API server has no kind \"{}\" in \"{}\"", object.kind, object.api_version())]
     NotServed {
@@ -222,11 +231,22 @@ pub(super) fn now() -> Instant {
 }
 
 /// Too many requests, a server that is not itself, or a quota that is not
-/// computed yet: the same request may succeed in a moment.
+/// computed yet: the same request may succeed in a moment. Anything else of the
+/// server's own is an answer, as is a 500 that complains about the object.
 fn may_pass(status: &Status) -> bool {
     let raced = status.code == 409 && status.reason == "AlreadyExists";
     let uncounted = status.code == 403 && status.message.contains("status unknown for quota");
-    status.code == 429 || status.code >= 500 || raced || uncounted
+    let overtaxed = matches!(status.code, 429 | 502 | 503 | 504);
+    overtaxed || (status.code == 500 && malformed(&status.message).is_none()) || raced || uncounted
+}
+
+/// What the API server says of an object that does not fit its schema. It finds
+/// this out too late to call it a bad request, and answers 500. What precedes
+/// it names the object, as we do.
+/// `failed to create typed patch object (farm/x; apps/v1, Kind=Deployment): .spec.y: field not declared in schema`
+fn malformed(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("failed to create typed ")?;
+    Some(rest.split_once("): ").map_or(message, |(_, rest)| rest))
 }
 
 fn retry_after(status: &Status) -> Option<Duration> {
@@ -253,7 +273,11 @@ fn refusal(target: &Target<'_>, status: &Status) -> RequestError {
 }
 
 fn other_refusal(object: &ObjectId, status: &Status) -> RequestError {
-    RequestError::Refused { object: Box::new(object.clone()), message: status.message.clone(), code: status.code }
+    let object = Box::new(object.clone());
+    match malformed(&status.message) {
+        Some(why) => RequestError::Malformed { object, why: why.to_owned() },
+        None => RequestError::Refused { object, message: status.message.clone(), code: status.code },
+    }
 }
 
 fn permission(target: &Target<'_>, verb: &str) -> String {
@@ -342,11 +366,32 @@ mod tests {
     }
 
     #[test]
+    fn an_object_that_does_not_fit_the_schema_is_named_with_its_field() {
+        let (object, resource) = deployment();
+        let target = Target { verb: "check", object: &object, resource: &resource };
+        let status = status(
+            r#"{"code":500,"message":"failed to create typed patch object (farm/server; apps/v1, Kind=Deployment): .spec.frobnicate: field not declared in schema"}"#,
+        );
+        assert_eq!(
+            refusal(&target, &status).to_string(),
+            "Deployment farm/server does not fit the API server's schema: .spec.frobnicate: field not declared in schema"
+        );
+    }
+
+    #[test]
     fn only_what_can_pass_is_tried_again() {
         for (json, expected) in [
             (r#"{"code":429}"#, true),
             (r#"{"code":500}"#, true),
+            (r#"{"code":500,"message":"etcdserver: leader changed"}"#, true),
+            (
+                r#"{"code":500,"message":"failed to create typed patch object (a/b; v1, Kind=Pod): .x: field not declared in schema"}"#,
+                false,
+            ),
+            (r#"{"code":501}"#, false),
+            (r#"{"code":502}"#, true),
             (r#"{"code":503}"#, true),
+            (r#"{"code":504}"#, true),
             (r#"{"code":409,"reason":"AlreadyExists"}"#, true),
             (r#"{"code":409,"reason":"Conflict"}"#, false),
             (r#"{"code":403,"message":"exceeded quota: small"}"#, false),

@@ -21,7 +21,7 @@ pub(super) async fn open(
     reporter: Reporter,
 ) -> Result<Cluster, Failure> {
     let deadline = now() + timeout;
-    let client = client::connect(global).await?;
+    let client = client::connect_until(global, deadline).await?;
     let interrupt = CancellationToken::new();
     tokio::spawn(watch_signals(interrupt.clone(), global.clone()));
     let limits = Limits { concurrency: concurrency.into(), deadline };
@@ -60,8 +60,12 @@ pub(super) fn failure(error: InstallError) -> Failure {
             None => Failure::silent(Code::Failed),
         },
         InstallError::Observe(errors) => {
-            let hint = errors.iter().find_map(hint);
-            with_hint(Failure::new(Code::Failed, InstallError::Observe(errors)), hint)
+            let late = |error: &RequestError| matches!(error, RequestError::Deadline { .. });
+            let code = if errors.iter().all(late) { Code::NotReady } else { Code::Failed };
+            // More time helps only when nothing else stands in the way.
+            let hint =
+                errors.iter().filter(|error| !late(error)).find_map(hint).or_else(|| errors.iter().find_map(hint));
+            with_hint(Failure::new(code, InstallError::Observe(errors)), hint)
         }
         InstallError::Certificates(error) => {
             let hint = error.hint();
@@ -93,6 +97,10 @@ fn lock(error: LockError) -> Failure {
         LockError::Held { .. } => {
             let hint = format!("wait until it has ended; lease \"{NAME}\" in the operator namespace says who it is");
             Failure::new(Code::Refused, error).hint(hint)
+        }
+        LockError::Deadline { .. } => {
+            let hint = "allow more time with --timeout: a lock that nobody renews is taken over when it has expired";
+            Failure::new(Code::NotReady, error).hint(hint)
         }
         LockError::Lost => Failure::new(Code::Failed, error).hint("run the same command again: it goes on from there"),
         error => Failure::new(Code::Failed, error),
@@ -142,6 +150,11 @@ fn hint(error: &RequestError) -> Option<String> {
             "take the fields over with --force-conflicts, or make their owner give them up".into()
         }
         RequestError::NotServed { .. } => "install what defines this kind first, or choose a profile without it".into(),
+        RequestError::Malformed { .. } => {
+            "this version of the API server does not know the field: upgrade the cluster, or correct the profile or \
+             value that it comes from (`bko-install profile show`)"
+                .into()
+        }
         RequestError::Deadline { .. } => "allow more time with --timeout".into(),
         _ => return None,
     })

@@ -65,6 +65,19 @@ impl NotReady {
             _ => None,
         }
     }
+
+    /// The command that shows more of what is to blame.
+    pub fn next_command(&self) -> String {
+        let ObjectId { kind, group, namespace, name, .. } = &self.object;
+        let kind = kind.to_lowercase();
+        match (&self.culprit, namespace) {
+            (Some(Culprit { namespace, pod, .. }), _) => format!("kubectl -n {namespace} describe pod {pod}"),
+            (None, Some(namespace)) if group.is_empty() => format!("kubectl -n {namespace} describe {kind} {name}"),
+            (None, Some(namespace)) => format!("kubectl -n {namespace} describe {kind}.{group} {name}"),
+            (None, None) if group.is_empty() => format!("kubectl describe {kind} {name}"),
+            (None, None) => format!("kubectl describe {kind}.{group} {name}"),
+        }
+    }
 }
 
 /// Object → pod → container → last events → last lines.
@@ -74,6 +87,7 @@ impl std::fmt::Display for NotReady {
         write!(f, "{} {how}: {}", self.object, self.why)?;
         if let Some(culprit) = &self.culprit {
             write!(f, "\n  pod \"{}\": {}", culprit.pod, culprit.trouble.describe())?;
+            culprit.others.iter().try_for_each(|pod| write!(f, "\n  pod \"{pod}\" is not ready either"))?;
         }
         self.events.iter().try_for_each(|event| write!(f, "\n  event: {event}"))?;
         self.lines.iter().try_for_each(|line| write!(f, "\n  log: {line}"))

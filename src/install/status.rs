@@ -10,13 +10,15 @@ use super::{InstallError, Installation, desired};
 use crate::cluster::apply::Applied;
 use crate::cluster::{Cluster, observe, wait};
 use crate::manifest::{Object, ObjectId, Runlevel};
-use crate::plan::{self, Change, Observation, Observations, Progress, Record};
+use crate::plan::{self, Action, Change, Observation, Observations, Progress, Record};
 use crate::readiness::{self, Pin, State};
 
 /// What the installation is like.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
+    /// Always: there is an installation to tell of.
+    pub installed: bool,
     /// How far the last run came.
     pub state: Progress,
     /// Why it failed.
@@ -32,6 +34,8 @@ pub struct Status {
     pub image: String,
     /// Levels in order.
     pub levels: Vec<LevelStatus>,
+    /// Objects that do not exist.
+    pub missing: Vec<ObjectId>,
     /// Objects that are not as they were installed.
     pub drift: Vec<Change>,
 }
@@ -84,8 +88,10 @@ pub async fn status(cluster: &Cluster, installed: &Installation, record: &Record
     // A field that another manager has taken is drift here, not a conflict.
     let observed = observe::observe(cluster, &desired.objects, true).await.map_err(InstallError::Observe)?;
     let plan = plan::plan(&desired, &observed, Some(record), &record.settings).map_err(InstallError::Plan)?;
-    let drift = plan.changes().filter(|change| change.action.is_change()).cloned().collect();
+    let (missing, drift): (Vec<&Change>, Vec<&Change>) =
+        plan.changes().filter(|change| change.action.is_change()).partition(|change| change.action == Action::Create);
     Ok(Status {
+        installed: true,
         state: record.state,
         message: record.message.clone(),
         profile: record.settings.profile.clone(),
@@ -93,7 +99,8 @@ pub async fn status(cluster: &Cluster, installed: &Installation, record: &Record
         namespace: installed.rendered.operator_namespace.clone(),
         image: record.settings.image.clone(),
         levels: levels(cluster, &desired.objects, &observed).await,
-        drift,
+        missing: missing.into_iter().map(|change| change.id.clone()).collect(),
+        drift: drift.into_iter().cloned().collect(),
     })
 }
 
@@ -127,6 +134,9 @@ async fn pending(cluster: &Cluster, object: &Object, observation: Option<&Observ
     let (State::Pending(mut why) | State::Failed(mut why)) = readiness::assess(live, &Pin::default()) else {
         return None;
     };
+    if live.is_none() {
+        "does not exist".clone_into(&mut why);
+    }
     let optional = live.is_some() && readiness::is_optional(&object.id.group, &object.id.kind);
     if let Some(live) = live.filter(|_| !optional) {
         let applied = Applied { id: object.id.clone(), pin: Pin::of(live), written: false };

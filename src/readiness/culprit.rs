@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::pod::waiting;
 use super::{Trouble, text, trouble};
 
 /// A pod and what is wrong with it.
@@ -13,6 +14,8 @@ pub struct Culprit {
     pub namespace: String,
     /// What is wrong with it.
     pub trouble: Trouble,
+    /// Further pods of the workload that are not ready.
+    pub others: Vec<String>,
 }
 
 /// The pod that explains best why a workload is not ready: only pods of its
@@ -27,12 +30,15 @@ pub fn culprit<'a>(workload: &Value, sets: &[&Value], pods: impl IntoIterator<It
             Some(Culprit {
                 pod: text(pod, "/metadata/name")?.to_owned(),
                 namespace: text(pod, "/metadata/namespace").unwrap_or_default().to_owned(),
-                trouble: trouble(pod)?,
+                trouble: trouble(pod).or_else(|| waiting(pod))?,
+                others: Vec::new(),
             })
         })
         .collect();
     troubled.sort_by(|a, b| (!a.trouble.is_fatal(), &a.pod).cmp(&(!b.trouble.is_fatal(), &b.pod)));
-    troubled.into_iter().next()
+    let mut troubled = troubled.into_iter();
+    let first = troubled.next()?;
+    Some(Culprit { others: troubled.map(|other| other.pod).collect(), ..first })
 }
 
 /// Who owns the pods of the current revision.

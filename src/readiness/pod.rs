@@ -96,6 +96,25 @@ fn unready(pod: &Value) -> Option<Trouble> {
     Some(Trouble { container: text(container, "/name").map(str::to_owned), why: Why::Unready, detail })
 }
 
+/// What a pod waits for that tells nothing of its containers yet. No trouble in
+/// itself: every pod begins so. It is what there is to say of a workload that
+/// is late.
+pub(super) fn waiting(pod: &Value) -> Option<Trouble> {
+    let has_statuses = |pointer| pod.pointer(pointer).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    if !matches!(text(pod, "/status/phase"), None | Some("Pending")) || has_statuses("/status/containerStatuses") {
+        return None;
+    }
+    let (why, detail) = match (condition(pod, "PodScheduled"), text(pod, "/spec/nodeName")) {
+        (Some(("False", said)), _) if !said.is_empty() => (Why::Unschedulable, format!("is not scheduled: {said}")),
+        (Some(("False", _)), _) | (None, None) => {
+            (Why::Unschedulable, "is not scheduled to a node yet; does a scheduler run?".to_owned())
+        }
+        (_, Some(node)) => (Why::Unready, format!("is not started yet by the kubelet of node \"{node}\"")),
+        (Some(_), None) => (Why::Unready, "is scheduled, and not started yet".to_owned()),
+    };
+    Some(Trouble { container: None, why, detail })
+}
+
 fn failed_detail(pod: &Value) -> String {
     let said = super::reason_and_message(&pod["status"]);
     let ended = pod.pointer("/status/containerStatuses").and_then(Value::as_array).into_iter().flatten();

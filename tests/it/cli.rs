@@ -205,3 +205,73 @@ fn help_and_version_succeed_on_standard_output() {
         assert!(!output.stdout.is_empty());
     }
 }
+
+#[test]
+fn a_wrong_file_is_not_quoted() {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(file.path(), "hush:x:0:0:hush:/root:/bin/bash\nhush:x:1:1:hush:/:/bin/false\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    for args in [["profile", "show", path].as_slice(), &["profile", "show", "-f", path]] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let said = stderr(&output);
+        assert!(said.contains("want a mapping, found a string") && !said.contains("hush"), "{said}");
+    }
+}
+
+/// The executable behind `bash -c`, with `$BKO` for its path.
+fn bash(script: &str) -> Option<Output> {
+    match Command::new("bash").args(["-c", script]).env("BKO", env!("CARGO_BIN_EXE_bko-install")).output() {
+        Ok(output) => Some(output),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => panic!("bash: {error}"),
+    }
+}
+
+#[test]
+fn bash_completes_below_the_first_word() {
+    for (words, cur, want) in [
+        ("bko-install", "", "cluster"),
+        ("bko-install cluster", "", "status"),
+        ("bko-install cluster", "in", "init"),
+        ("bko-install cluster init", "--", "--force-conflicts"),
+        ("bko-install certs list", "--", "--output"),
+    ] {
+        let script = format!(
+            "source <($BKO completions bash); words=({words}); COMP_WORDS=(\"${{words[@]}}\" '{cur}'); \
+             COMP_CWORD=${{#words[@]}}; _bko__install bko-install '{cur}' \"${{words[-1]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        );
+        let Some(output) = bash(&script) else { return };
+        let offered = String::from_utf8(output.stdout.clone()).unwrap();
+        assert!(offered.lines().any(|line| line == want), "{words} {cur}: {offered}{}", stderr(&output));
+    }
+}
+
+#[test]
+fn nobody_who_reads_is_no_panic() {
+    for (script, code) in [
+        // Data without a reader: a quiet success, as for `--help`.
+        ("$BKO profile show | true; exit ${PIPESTATUS[0]}", 0),
+        ("$BKO completions zsh | true; exit ${PIPESTATUS[0]}", 0),
+        ("{ sleep 0.2; $BKO profile show; } 2>&1 | true; exit ${PIPESTATUS[0]}", 0),
+        // Errors without a reader keep their code.
+        ("$BKO profile show /nowhere/x.yaml 2>&-", 2),
+        ("{ sleep 0.2; $BKO profile show /nowhere/x.yaml; } 2>&1 | true; exit ${PIPESTATUS[0]}", 2),
+        ("$BKO profile show /nowhere/x.yaml 2>/dev/full", 2),
+        ("$BKO key --repo=x 2>/dev/full >/dev/full", 1),
+    ] {
+        let Some(output) = bash(script) else { return };
+        assert_eq!(output.status.code(), Some(code), "{script}: {}", stderr(&output));
+        assert_eq!(stderr(&output), "", "{script}");
+    }
+}
+
+#[test]
+fn a_full_output_is_a_plain_error() {
+    for command in ["completions bash", "profile show", "profile list -o json", "key --repo=x"] {
+        let Some(output) = bash(&format!("$BKO {command} >/dev/full")) else { return };
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.starts_with("error: cannot write to standard output\ncaused by: No space left"), "{said}");
+    }
+}

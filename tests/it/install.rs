@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use bko_install::cluster::lock::{self, LockError};
 use bko_install::cluster::record::{self, RecordError};
 use bko_install::cluster::{Cluster, Event, Limits, RequestError};
 use serde_json::{Value, json};
@@ -85,7 +86,13 @@ fn an_unknown_context_lists_the_known_ones() {
 #[test]
 fn a_malformed_kubeconfig_is_named_and_not_shown() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    for text in [b"users: [{name: u, user: {token: hush}}]\nclusters: }".as_slice(), &[0x80, 0x81, 0x00]] {
+    for text in [
+        b"users: [{name: u, user: {token: hush}}]\nclusters: }".as_slice(),
+        b"hush:x:0:0:hush:/hush\n",
+        b"users: \"hush\"\n",
+        b"users: [{name: u, user: hush}]\n",
+        &[0x80, 0x81, 0x00],
+    ] {
         std::fs::write(file.path(), text).unwrap();
         let path = file.path().to_str().unwrap();
         fails(&["cluster", "plan", "--kubeconfig", path], 1, &[path, "is malformed: ", "hint: "]);
@@ -213,6 +220,88 @@ async fn what_cannot_pass_is_asked_once() {
         assert!(run.result.is_err());
         assert_eq!((run.requests, run.events.len()), (1, 0), "{code}");
     }
+}
+
+#[tokio::test]
+async fn an_object_that_does_not_fit_the_schema_is_asked_once() {
+    let message = "failed to create typed patch object (farm/bko-install; v1, Kind=ConfigMap): .x: field not declared";
+    let run = load(LONG, move |_, _| status(500, message)).await;
+    let Err(RecordError::Request { source, .. }) = run.result else { panic!("no error") };
+    assert_eq!(
+        source.to_string(),
+        "ConfigMap farm/bko-install does not fit the API server's schema: .x: field not declared"
+    );
+    assert_eq!((run.requests, run.events.len()), (1, 0));
+}
+
+/// An API server where a dead installer's lease lies.
+async fn locked(method: Method, uri: Uri) -> Response {
+    let lease = json!({
+        "metadata": {"name": "bko-install", "namespace": "farm", "resourceVersion": "1"},
+        "spec": {"holderIdentity": "elsewhere, process 7", "leaseDurationSeconds": 30},
+    });
+    if method == Method::POST {
+        return (StatusCode::CONFLICT, axum::Json(status(409, "already exists").1)).into_response();
+    }
+    if uri.query().is_some_and(|query| query.contains("watch=")) {
+        return std::future::pending().await;
+    }
+    let list = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "LeaseList", "metadata": {"resourceVersion": "1"}, "items": [lease]});
+    axum::Json(list).into_response()
+}
+
+#[tokio::test]
+async fn a_lock_that_outlasts_the_deadline_is_named_with_its_holder_and_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, Router::new().fallback(locked)).await.unwrap() });
+    let cluster = Cluster::new(
+        kube::Client::try_from(kube::Config::new(address.parse().unwrap())).unwrap(),
+        Limits { concurrency: 4, deadline: Instant::now() + Duration::from_secs(1) },
+        CancellationToken::new(),
+        Arc::new(|_| {}),
+    );
+    let error = lock::take(&cluster, "farm", "me".into()).await.unwrap_err();
+    assert!(matches!(error, LockError::Deadline { until: Some(_), .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.starts_with("cannot take the lock before the deadline: elsewhere, process 7 holds it until about "));
+    assert!(said.contains(" UTC"), "{said}");
+}
+
+#[test]
+fn a_server_that_never_answers_is_given_up_with_the_deadline() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    for scheme in ["http", "https"] {
+        let file = kubeconfig(&format!("{scheme}://{}", silent.local_addr().unwrap()));
+        let began = Instant::now();
+        let path = file.path().to_str().unwrap();
+        fails(&["cluster", "init", "--timeout", "1s", "--kubeconfig", path], 4, &["before the deadline"]);
+        assert!(began.elapsed() < Duration::from_secs(6), "{scheme}: {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn a_context_of_nobody_is_refused() {
+    let file = kubeconfig("http://127.0.0.1:1");
+    let path = file.path().to_str().unwrap();
+    let good = std::fs::read_to_string(path).unwrap();
+    for (what, from, to) in [("user", "user: u}", "user: ghost}"), ("cluster", "cluster: c,", "cluster: ghost,")] {
+        std::fs::write(path, good.replace(from, to)).unwrap();
+        let expected = format!("has no {what} \"ghost\"");
+        fails(&["cluster", "plan", "--kubeconfig", path], 1, &[&expected, "context \"first\"", "that there are: "]);
+    }
+}
+
+#[test]
+fn a_run_for_programs_ends_with_an_event_that_says_why_it_failed() {
+    let file = kubeconfig("http://127.0.0.1:1");
+    let path = file.path().to_str().unwrap();
+    let output = bko(&["cluster", "init", "-o", "json", "--kubeconfig", path]);
+    let out = String::from_utf8(output.stdout).unwrap();
+    let event: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    assert_eq!((&event["event"], &event["exitCode"]), (&json!("failed"), &json!(1)));
+    assert!(event["message"].as_str().unwrap().contains("Connection refused"), "{event}");
+    assert!(event["hint"].is_string(), "{event}");
 }
 
 #[tokio::test]

@@ -83,6 +83,8 @@ struct Story {
     culprit: Option<String>,
     #[serde(default)]
     fatal: bool,
+    /// Further pods that are not ready, where the story is about them.
+    others: Option<Vec<String>>,
     workload: Value,
     #[serde(default)]
     sets: Vec<Value>,
@@ -98,6 +100,9 @@ fn the_pod_to_blame_is_of_the_current_revision() {
         let found = culprit(&story.workload, &sets, &story.pods);
         let said = found.as_ref().map(|c| format!("{}: {}", c.pod, c.trouble.describe()));
         assert_eq!(said, story.culprit, "{}", story.name);
+        if let Some(others) = story.others {
+            assert_eq!(found.as_ref().map(|c| &c.others), Some(&others), "{}", story.name);
+        }
         assert_eq!(found.is_some_and(|c| c.trouble.is_fatal()), story.fatal, "{}", story.name);
     }
 }

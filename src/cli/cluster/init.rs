@@ -57,7 +57,30 @@ struct Gateway {
     port: i64,
 }
 
+/// The last event of a run that did not.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename = "failed", rename_all = "camelCase")]
+struct Failed<'a> {
+    /// The error and its causes.
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'a str>,
+    exit_code: u8,
+}
+
 pub(super) async fn run(args: InitArgs, global: &Global) -> Result<(), Failure> {
+    let output = args.output.output;
+    let result = install(args, global).await;
+    if let (Output::Json, Err(Failure { code, error: Some(error), hint })) = (output, &result) {
+        let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+        let failed = Failed { message: causes.join(": "), hint: hint.as_deref(), exit_code: *code as u8 };
+        // The failure itself counts for more than that nobody reads of it.
+        let _ = report::print_json(&failed);
+    }
+    result
+}
+
+async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
     let reporter = report::reporter(global, args.output.output);
     let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
     let wanted = bundle::wanted(&cluster, &args.bundle).await?;

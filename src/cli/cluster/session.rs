@@ -112,14 +112,17 @@ fn wait(error: WaitError) -> Failure {
         WaitError::Interrupted => request(RequestError::Interrupted),
         WaitError::Request(error) => request(error),
         WaitError::NotReady(ref why) => {
-            let hint = why.missing_image().map(|image| {
-                format!(
-                    "the nodes cannot get image \"{image}\": push it to a registry that they reach and pass \
+            let hint = why.missing_image().map_or_else(
+                || format!("look closer with `{}`", why.next_command()),
+                |image| {
+                    format!(
+                        "the nodes cannot get image \"{image}\": push it to a registry that they reach and pass \
                      `--image REF`, or write it with `bko-install image --output bko-install.tar` and import it \
                      on every node with `ctr -n k8s.io images import bko-install.tar`"
-                )
-            });
-            with_hint(Failure::new(Code::NotReady, error), hint)
+                    )
+                },
+            );
+            Failure::new(Code::NotReady, error).hint(hint)
         }
         error => Failure::new(Code::Failed, error),
     }

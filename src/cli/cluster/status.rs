@@ -28,6 +28,9 @@ pub struct StatusArgs {
 pub(super) async fn run(args: StatusArgs, global: &Global) -> Result<(), Failure> {
     let cluster = session::open(global, args.limits.concurrency, TIMEOUT, report::warnings(global)).await?;
     let Some(wanted) = bundle::installed(&cluster, &BundleArgs::default()).await? else {
+        if args.output.output == Output::Json {
+            report::print_json(&serde_json::json!({ "installed": false }))?;
+        }
         let error = anyhow::anyhow!("nothing is installed in this cluster");
         return Err(Failure::new(Code::NotReady, error).hint("install it with `bko-install cluster init`"));
     };
@@ -61,8 +64,15 @@ fn text(status: &Status) -> String {
             }
         }
     }
+    if !status.missing.is_empty() {
+        let _ = writeln!(out, "missing: {}", objects(status.missing.len(), "does not exist", "do not exist"));
+        for object in &status.missing {
+            let _ = writeln!(out, "  {object}");
+        }
+    }
     if !status.drift.is_empty() {
-        let _ = writeln!(out, "drift: {} objects are not as they were installed", status.drift.len());
+        let are = objects(status.drift.len(), "is not as it was installed", "are not as they were installed");
+        let _ = writeln!(out, "drift: {are}");
         status.drift.iter().for_each(|change| out.push_str(&change.to_string()));
     }
     out
@@ -70,8 +80,47 @@ fn text(status: &Status) -> String {
 
 fn readiness(component: &ComponentStatus) -> String {
     let waiting = component.pending.iter().filter(|object| !object.optional).count();
-    match waiting {
-        0 => format!("ready ({} objects)", component.objects),
-        _ => format!("not ready ({waiting} of {} objects)", component.objects),
+    match (waiting, component.objects) {
+        (0, 1) => "ready (1 object)".to_owned(),
+        (0, all) => format!("ready ({all} objects)"),
+        (waiting, all) => format!("not ready ({} of {all} objects ready)", all.saturating_sub(waiting)),
+    }
+}
+
+fn objects(count: usize, one: &str, many: &str) -> String {
+    if count == 1 { format!("1 object {one}") } else { format!("{count} objects {many}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::install::{LevelStatus, ObjectStatus};
+    use crate::manifest::{ObjectId, Runlevel};
+
+    fn object(name: &str) -> ObjectId {
+        let (group, version, kind) = (String::new(), "v1".into(), "Secret".into());
+        ObjectId { group, version, kind, namespace: Some("farm".into()), name: name.into() }
+    }
+
+    #[test]
+    fn what_does_not_exist_is_missing_and_no_drift() {
+        let pending = |name| ObjectStatus { object: object(name), why: "does not exist".into(), optional: false };
+        let component = ComponentStatus { name: "farm".into(), objects: 3, pending: vec![pending("a"), pending("b")] };
+        let status = Status {
+            installed: true,
+            state: Progress::Failed,
+            message: Some("broke".into()),
+            profile: "default".into(),
+            version: "1".into(),
+            namespace: "farm".into(),
+            image: "i".into(),
+            levels: vec![LevelStatus { runlevel: Runlevel::Rc0, components: vec![component] }],
+            missing: vec![object("a"), object("b")],
+            drift: Vec::new(),
+        };
+        let text = text(&status);
+        assert!(text.contains("not ready (1 of 3 objects ready)\n"), "{text}");
+        assert!(text.contains("missing: 2 objects do not exist\n  Secret farm/a\n  Secret farm/b\n"), "{text}");
+        assert!(!text.contains("drift"), "{text}");
     }
 }

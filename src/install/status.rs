@@ -140,9 +140,13 @@ async fn pending(cluster: &Cluster, object: &Object, observation: Option<&Observ
     let optional = live.is_some() && readiness::is_optional(&object.id.group, &object.id.kind);
     if let Some(live) = live.filter(|_| !optional) {
         let applied = Applied { id: object.id.clone(), pin: Pin::of(live), written: false };
-        let culprit = wait::explain(cluster, applied).await.and_then(|explained| explained.culprit);
-        if let Some(culprit) = culprit {
-            why = format!("{why}; pod \"{}\": {}", culprit.pod, culprit.trouble.describe());
+        if let Some(explained) = wait::explain(cluster, applied).await {
+            if let Some(culprit) = explained.culprit {
+                why = format!("{why}; pod \"{}\": {}", culprit.pod, culprit.trouble.describe());
+            }
+            if let Some(last) = explained.events.last() {
+                why = format!("{why}; {last}");
+            }
         }
     }
     Some(ObjectStatus { object: object.id.clone(), why, optional })

@@ -211,7 +211,9 @@ fn a_wrong_file_is_not_quoted() {
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
     std::fs::write(file.path(), "hush:x:0:0:hush:/root:/bin/bash\nhush:x:1:1:hush:/:/bin/false\n").unwrap();
     let path = file.path().to_str().unwrap();
-    for args in [["profile", "show", path].as_slice(), &["profile", "show", "-f", path]] {
+    for args in
+        [["profile", "show", "--image=r/i:1", path].as_slice(), &["profile", "show", "--image=r/i:1", "-f", path]]
+    {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let said = stderr(&output);
@@ -251,13 +253,13 @@ fn bash_completes_below_the_first_word() {
 fn nobody_who_reads_is_no_panic() {
     for (script, code) in [
         // Data without a reader: a quiet success, as for `--help`.
-        ("$BKO profile show | true; exit ${PIPESTATUS[0]}", 0),
+        ("$BKO profile show --image r/i:1 | true; exit ${PIPESTATUS[0]}", 0),
         ("$BKO completions zsh | true; exit ${PIPESTATUS[0]}", 0),
-        ("{ sleep 0.2; $BKO profile show; } 2>&1 | true; exit ${PIPESTATUS[0]}", 0),
+        ("{ sleep 0.2; $BKO profile show --image r/i:1; } 2>&1 | true; exit ${PIPESTATUS[0]}", 0),
         // Errors without a reader keep their code.
-        ("$BKO profile show /nowhere/x.yaml 2>&-", 2),
-        ("{ sleep 0.2; $BKO profile show /nowhere/x.yaml; } 2>&1 | true; exit ${PIPESTATUS[0]}", 2),
-        ("$BKO profile show /nowhere/x.yaml 2>/dev/full", 2),
+        ("$BKO profile show --image r/i:1 /nowhere/x.yaml 2>&-", 2),
+        ("{ sleep 0.2; $BKO profile show --image r/i:1 /nowhere/x.yaml; } 2>&1 | true; exit ${PIPESTATUS[0]}", 2),
+        ("$BKO profile show --image r/i:1 /nowhere/x.yaml 2>/dev/full", 2),
         ("$BKO key --repo=x 2>/dev/full >/dev/full", 1),
     ] {
         let Some(output) = bash(script) else { return };
@@ -268,7 +270,7 @@ fn nobody_who_reads_is_no_panic() {
 
 #[test]
 fn a_full_output_is_a_plain_error() {
-    for command in ["completions bash", "profile show", "profile list -o json", "key --repo=x"] {
+    for command in ["completions bash", "profile show --image r/i:1", "profile list -o json", "key --repo=x"] {
         let Some(output) = bash(&format!("$BKO {command} >/dev/full")) else { return };
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{command}: {said}");

@@ -119,6 +119,8 @@ pub(crate) async fn what_is_not_ready_in_time_is_exit_code_4(cluster: Arc<Cluste
     farm.play.switch_off();
     let run = farm.run("init", &["--timeout=15s"]).await?.expect(4);
     run.says("is not ready in time: 0 of 1 replicas available");
+    run.says("\n  pod \"");
+    run.says(&format!("hint: look closer with `kubectl -n {} describe pod ", farm.names.operator));
     assert!(farm.lease().await?.is_none());
     farm.play.switch_on();
     farm.init(&[]).await?.expect(0);

@@ -13,6 +13,7 @@ mod key_command;
 mod keys;
 mod plans;
 mod profiles;
+mod purity;
 mod readiness;
 mod rendering;
 mod router;

@@ -1,7 +1,7 @@
 //! The build farm: stock `buildkitd` daemons, one warm cache per project.
 //!
 //! The reconcile is observe → validate → build → apply → status. What decides
-//! is pure: [`lifecycle`], [`validate`], [`build`], [`status`] and [`ledger`].
+//! is pure: [`lifecycle`], [`validate`], [`build`], [`status`], [`ledger`] and [`truth`].
 //! The rest carries it out.
 
 pub mod api;
@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod provisioner;
 pub mod settings;
 pub mod status;
+pub mod truth;
 pub mod validate;
 pub mod view;
 pub mod writer;

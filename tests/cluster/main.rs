@@ -8,6 +8,7 @@ mod harness;
 mod harness_checks;
 mod installer;
 mod routes;
+mod truth;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -62,6 +63,10 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(routes::a_follower_takes_over),
         test!(routes::the_controller_owns_what_it_makes),
         test!(routes::an_outage_of_the_api_server_is_waited_out_or_said).serial(),
+        test!(truth::a_build_that_nobody_registered_keeps_its_daemon).limit(Duration::from_secs(90)),
+        test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
+        test!(truth::a_route_ends_the_asking_at_once),
+        test!(truth::an_entry_that_nobody_uses_expires_early),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

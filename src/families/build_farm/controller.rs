@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::controller::{Action, Config, applier};
 use kube::{Api, Client, ResourceExt};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
@@ -28,11 +28,13 @@ use super::metrics::Metrics;
 use super::provisioner::endpoint;
 use super::settings::Settings;
 use super::status::Report;
+use super::truth::ask::Truth;
 use super::validate::{Invalid, Valid, validate};
 use super::view::{DaemonState, View};
 use super::writer::{WriteError, Writer, describe};
 use crate::key::ProjectKey;
 use crate::names::CONTROLLER_MANAGER;
+use scale::Scaled;
 
 /// What a reconcile works with.
 pub struct Controller {
@@ -44,6 +46,8 @@ pub struct Controller {
     services: Api<Service>,
     projects: Api<BuildProject>,
     claims: Api<PersistentVolumeClaim>,
+    truth: Arc<Truth>,
+    going_down: Semaphore,
 }
 
 /// Why a reconcile is tried again.
@@ -64,7 +68,9 @@ pub enum ReconcileError {
     Status(#[from] WriteError),
 }
 
-const CONCURRENCY: u16 = 16;
+/// Projects at once, and how many of them may be on their way down, which takes seconds.
+const CONCURRENCY: u16 = 48;
+const GOING_DOWN: usize = 32;
 const RETRY: Duration = Duration::from_secs(2);
 const STATUS_BUDGET: Duration = Duration::from_secs(30);
 
@@ -76,6 +82,7 @@ impl Controller {
         writer: Arc<Writer>,
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
+        truth: Arc<Truth>,
     ) -> Arc<Self> {
         let namespace = settings.namespace.clone();
         Arc::new(Self {
@@ -86,6 +93,8 @@ impl Controller {
             services: Api::namespaced(client.clone(), &namespace),
             projects: Api::namespaced(client.clone(), &namespace),
             claims: Api::namespaced(client, &namespace),
+            truth,
+            going_down: Semaphore::new(GOING_DOWN),
             settings,
         })
     }
@@ -130,12 +139,13 @@ async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<A
     };
     let (base, fault) = ctx.view.base();
     let resources = build::build(&valid, &ctx.settings, &base);
-    let Some(replicas) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
-    ctx.report(&valid, replicas, fault).await?;
+    let Some(scaled) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
+    ctx.report(&valid, scaled.replicas, fault).await?;
     let now = Timestamp::now();
     Ok(lifecycle::next_change(&project, &ctx.settings, now)
         .into_iter()
         .chain(reap_in(&project, now))
+        .chain(scaled.again)
         .min()
         .map_or_else(Action::await_change, Action::requeue))
 }
@@ -163,31 +173,35 @@ fn is_conflict(error: &kube::Error) -> bool {
 }
 
 impl Controller {
-    /// Makes the cluster match. Returns the replicas that the StatefulSet is
-    /// now asked for; `None` when the project itself was deleted.
-    async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<i32>, ReconcileError> {
+    /// Makes the cluster match. Returns where that has left the StatefulSet;
+    /// `None` when the project itself was deleted.
+    async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<Scaled>, ReconcileError> {
         let Resources { stateful_set, service } = resources;
         self.apply_service(&valid.key, service).await?;
         let now = Timestamp::now();
         let want = lifecycle::want(valid.project, &self.settings, now);
         let Some(live) = self.view.stateful_set(&valid.key) else {
-            return self.create_stateful_set(valid, stateful_set, want).await.map(Some);
+            let replicas = self.create_stateful_set(valid, stateful_set, want).await?;
+            return Ok(Some(Scaled::to(replicas)));
         };
         let running = live.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1) > 0;
         let outdated = build::TEMPLATE_HASH;
         let outdated = live.annotations().get(outdated) != stateful_set.annotations().get(outdated);
         match (want, running) {
             (Want::Zero, false) if lifecycle::reap(valid.project, &self.settings, now) => {
-                self.reap(valid).await.map(|gone| (!gone).then_some(0))
+                self.reap(valid).await.map(|gone| (!gone).then_some(Scaled::to(0)))
             }
-            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Some(0)),
-            (Want::Zero, false) => Ok(Some(0)),
+            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Some(Scaled::to(0))),
+            (Want::Zero, false) => Ok(Some(Scaled::to(0))),
             (Want::Zero, true) => self.take_down(valid, &stateful_set, Closing::Idle).await.map(Some),
             (Want::Hot, true) if outdated && lifecycle::may_roll_hot(valid.project, &self.settings, now) => {
                 self.take_down(valid, &stateful_set, Closing::HotRoll).await.map(Some)
             }
-            (_, true) if !valid.project.status_or_default().gate.closed => Ok(Some(1)),
-            (_, _) => self.wake(valid, &live, &stateful_set).await.map(|()| Some(1)),
+            (_, true) if !valid.project.status_or_default().gate.closed => {
+                let again = self.expire_unused(valid).await?;
+                Ok(Some(Scaled { replicas: 1, again }))
+            }
+            (_, _) => self.wake(valid, &live, &stateful_set).await.map(|()| Some(Scaled::to(1))),
         }
     }
 

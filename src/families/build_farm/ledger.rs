@@ -23,6 +23,11 @@ pub enum Operation {
         /// Digest of the build's identifier.
         id: Option<String>,
     },
+    /// Nobody has used these builds: neither a build nor a stream is there.
+    Expire {
+        /// Digests of their identifiers.
+        ids: Vec<String>,
+    },
     /// Somebody asked for the daemon without a build.
     Touch,
     /// What the reconcile observed.
@@ -65,6 +70,12 @@ pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Setti
         Operation::Begin { id } => begin(project, id, settings, now),
         Operation::End { id: Some(id) } => end(status(project), |entries| entries.iter().position(|e| &e.id == id)),
         Operation::End { id: None } => end(status(project), oldest),
+        Operation::Expire { ids } => {
+            let entries = &mut status(project).inflight;
+            let before = entries.len();
+            entries.retain(|entry| !ids.contains(&entry.id));
+            if entries.len() < before { Outcome::Done } else { Outcome::Nothing }
+        }
         Operation::Touch => {
             status(project).last_build_time = Some(Time(whole_second(now)));
             Outcome::Done
@@ -177,6 +188,15 @@ mod tests {
         let (mut p, settings) = (project("p1", &[30, 10, 20], Some(30)), Settings::default());
         assert_eq!(apply(&mut p, &Operation::End { id: None }, &settings, at(40)), Outcome::Done);
         assert_eq!(ids(&p), ["id30", "id20"]);
+    }
+
+    #[test]
+    fn unused_entries_expire_and_no_others() {
+        let (mut p, settings) = (project("p1", &[10, 20, 30], Some(30)), Settings::default());
+        let expire = Operation::Expire { ids: vec!["id10".into(), "id30".into(), "gone".into()] };
+        assert_eq!(apply(&mut p, &expire, &settings, at(700)), Outcome::Done);
+        assert_eq!((ids(&p), p.status_or_default().inflight_builds), (vec!["id20".to_owned()], 1));
+        assert_eq!(apply(&mut p, &expire, &settings, at(700)), Outcome::Nothing);
     }
 
     #[test]

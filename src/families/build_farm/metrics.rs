@@ -5,6 +5,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
+use super::truth::Busy;
+
 /// Which way a daemon was scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Direction {
@@ -23,11 +25,44 @@ pub struct ScaleLabels {
     pub direction: Direction,
 }
 
+/// Why a daemon that nothing registered wants was not taken down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Holder {
+    /// BuildKit runs builds.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    builds,
+    /// A client is connected through a gateway.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    stream,
+    /// Somebody who could know does not answer.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    silence,
+}
+
+impl From<&Busy> for Holder {
+    fn from(busy: &Busy) -> Self {
+        match busy {
+            Busy::Builds(_) | Busy::JustBuilt => Self::builds,
+            Busy::Stream(_) => Self::stream,
+            Busy::Silent(_) | Busy::GatewaySilent(..) | Busy::GatewaysUnknown => Self::silence,
+        }
+    }
+}
+
+/// Labels of the deferral counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DeferralLabels {
+    /// What held the daemon.
+    pub by: Holder,
+}
+
 /// Metrics of the controller.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Daemons that went to or left zero.
     pub scale_events: Family<ScaleLabels, Counter>,
+    /// Scale-downs put off because something holds the daemon that no entry stands for.
+    pub deferrals: Family<DeferralLabels, Counter>,
     /// Reconciles that failed and are tried again.
     pub reconcile_errors: Counter,
 }
@@ -39,6 +74,11 @@ impl Metrics {
             "buildkit_operator_scale_events",
             "Daemons that went to or left zero",
             self.scale_events.clone(),
+        );
+        registry.register(
+            "buildkit_operator_scale_down_deferrals",
+            "Scale-downs put off because something holds the daemon that no entry stands for",
+            self.deferrals.clone(),
         );
         registry.register(
             "buildkit_operator_reconcile_errors",

@@ -11,6 +11,8 @@ pub struct Settings {
     pub port: u16,
     /// Image of the daemon.
     pub daemon_image: String,
+    /// Image of the companion beside each daemon; none runs when absent.
+    pub companion: Option<String>,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
     /// StorageClass stamped on new projects; the cluster's default when absent.
@@ -23,6 +25,8 @@ pub struct Settings {
     pub fork_idle: Duration,
     /// Age at which an in-flight entry expires.
     pub max_build: Duration,
+    /// Age from which an entry may expire that neither a build nor a stream stands behind; never when absent.
+    pub unused_entry: Option<Duration>,
     /// Domain and port of the gateway, when clients come through it.
     pub gateway: Option<(String, u16)>,
     /// Builds that may be in flight at once on one project.
@@ -35,12 +39,14 @@ impl Default for Settings {
             namespace: crate::names::BUILDS_NAMESPACE.to_owned(),
             port: crate::names::DAEMON_PORT,
             daemon_image: DAEMON_IMAGE.to_owned(),
+            companion: None,
             certs_secret: "buildkit-daemon-certs".to_owned(),
             storage_class: None,
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),
             fork_idle: Duration::from_secs(300),
             max_build: Duration::from_secs(7200),
+            unused_entry: Some(Duration::from_secs(600)),
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,
         }

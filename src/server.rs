@@ -11,6 +11,7 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::families::build_farm::args::FarmArgs;
@@ -100,7 +101,7 @@ pub enum PlanError {
     )]
     NoCompanionImage,
     /// The gateway without a domain would refuse every name.
-    #[error("the role gateway needs at least one --domain")]
+    #[error("the role gateway needs at least one --domain; without a gateway, run --roles controller,route")]
     NoDomain,
 }
 
@@ -189,7 +190,7 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
         let view = View::start(&client, &settings.namespace, &args.farm.buildkitd_configmap, &shutdown.closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
         readiness.set("caches", false);
-        tasks.spawn(synced(view.clone(), readiness.clone()));
+        tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));
         if let Some((config, listener)) = api {
             let timeouts = Timeouts::new(config.route_wait);
             let farm = Farm::new(client.clone(), view.clone(), writer.clone(), settings.clone(), config.route_wait);
@@ -226,7 +227,7 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
         Arc::new(registry),
         readiness.clone(),
         internal::guarded(args.internal_token, internal),
-        tokio_util::sync::CancellationToken::new(),
+        CancellationToken::new(),
     ));
     tracing::info!(roles = ?roles, namespace = settings.namespace, version = crate::VERSION, "serving");
     let delay = Duration::from_secs(args.shutdown_delay_seconds);
@@ -241,9 +242,12 @@ fn listen(address: ListenAddress, flag: &'static str) -> Result<TcpListener, Ser
     address.bind().map_err(|source| ServerError::Listen { address, flag, source })
 }
 
-async fn synced(view: Arc<View>, readiness: Readiness) {
-    view.synced().await;
-    readiness.set("caches", true);
+/// Caches may never be filled, when the type is not defined: that must not keep
+/// the process from ending.
+async fn synced(view: Arc<View>, readiness: Readiness, shutdown: CancellationToken) {
+    if shutdown.run_until_cancelled(view.synced()).await.is_some() {
+        readiness.set("caches", true);
+    }
 }
 
 /// Whether this process leads, as it changes.

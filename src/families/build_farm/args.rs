@@ -5,14 +5,14 @@ use std::time::Duration;
 use clap::Args;
 
 use super::settings::{DAEMON_IMAGE, Settings};
-use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
+use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 
 /// Flags of the build farm.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Build farm")]
 pub struct FarmArgs {
     /// Namespace of projects and daemons
-    #[arg(long, value_name = "NAME", default_value = BUILDS_NAMESPACE)]
+    #[arg(long, value_name = "NAME", default_value = BUILDS_NAMESPACE, value_parser = dns_label)]
     pub namespace: String,
     /// Port that daemons serve on
     #[arg(long, default_value_t = DAEMON_PORT)]
@@ -56,7 +56,7 @@ pub struct FarmArgs {
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u16).range(1..=2000))]
     pub max_inflight: u16,
     /// Domain of the gateway; without it, endpoints are in-cluster names
-    #[arg(long, value_name = "DOMAIN", default_value = "")]
+    #[arg(long, value_name = "DOMAIN", default_value = "", value_parser = domain_or_nothing)]
     pub gateway_host: String,
     /// Port of the gateway that clients dial; 0 means the daemons' port
     #[arg(long, value_name = "PORT", default_value_t = 0)]

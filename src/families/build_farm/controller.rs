@@ -101,7 +101,9 @@ impl Controller {
 
     /// Reconciles while this process leads, until `shutdown`.
     pub async fn run(self: Arc<Self>, mut leading: watch::Receiver<bool>, shutdown: CancellationToken) {
-        self.view.synced().await;
+        if shutdown.run_until_cancelled(self.view.synced()).await.is_none() {
+            return;
+        }
         loop {
             tokio::select! {
                 lead = leading.wait_for(|leads| *leads) => if lead.is_err() { return },

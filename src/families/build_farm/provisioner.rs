@@ -74,7 +74,7 @@ impl Farm {
                 Err(error) => error,
             };
             if !passes(&error) {
-                return Err(ProvisionError::Refused(describe(&error)));
+                return Err(ProvisionError::Refused(refusal(&error)));
             }
             if Instant::now() + pause > deadline {
                 return Err(ProvisionError::Unavailable { message: describe(&error), retry_after: RETRY_AFTER });
@@ -178,5 +178,15 @@ pub fn endpoint(key: &ProjectKey, settings: &Settings) -> String {
     match &settings.gateway {
         Some((domain, port)) => key.gateway_endpoint(domain, *port),
         None => key.in_cluster_endpoint(&settings.namespace, settings.port),
+    }
+}
+
+/// The API server answers a plain 404 when it does not know the type at all.
+fn refusal(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 404 && status.message.contains("page not found") => {
+            "the cluster does not know BuildProjects; run `bko-install cluster init`".to_owned()
+        }
+        error => describe(error),
     }
 }

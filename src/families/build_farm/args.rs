@@ -38,6 +38,9 @@ pub struct FarmArgs {
     /// Seconds without a build after which the daemon of untrusted builds goes to zero
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub fork_idle_seconds: u32,
+    /// Idle seconds that a project may earn by building often; 0 keeps every project at its own
+    #[arg(long, value_name = "SECONDS", default_value_t = 21_600)]
+    pub adaptive_idle_max_seconds: u32,
     /// Age in seconds at which a build that was never released stops holding its daemon; 0 means 7200
     #[arg(long, value_name = "SECONDS", default_value_t = 7200)]
     pub max_build_seconds: u32,
@@ -66,6 +69,7 @@ impl From<&FarmArgs> for Settings {
             cache_volume_gi: args.cache_volume_gi,
             idle: Duration::from_secs(args.idle_seconds.into()),
             fork_idle: Duration::from_secs(args.fork_idle_seconds.into()),
+            adaptive_idle_max: Duration::from_secs(args.adaptive_idle_max_seconds.into()),
             max_build: Duration::from_secs(max_build.into()),
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),
             max_inflight: args.max_inflight.into(),

@@ -21,6 +21,8 @@ pub struct Settings {
     pub idle: Duration,
     /// Idle timeout of forks.
     pub fork_idle: Duration,
+    /// Longest idle timeout that a busy project may earn; zero switches that off.
+    pub adaptive_idle_max: Duration,
     /// Age at which an in-flight entry expires.
     pub max_build: Duration,
     /// Domain and port of the gateway, when clients come through it.
@@ -40,6 +42,7 @@ impl Default for Settings {
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),
             fork_idle: Duration::from_secs(300),
+            adaptive_idle_max: Duration::from_secs(21_600),
             max_build: Duration::from_secs(7200),
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,

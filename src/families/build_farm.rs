@@ -13,6 +13,7 @@ pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;
 pub mod provisioner;
+pub mod scheduling;
 pub mod settings;
 pub mod status;
 pub mod validate;

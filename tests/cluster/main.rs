@@ -59,6 +59,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(routes::the_controller_owns_what_it_makes),
         test!(routes::an_outage_of_the_api_server_is_waited_out_or_said).serial(),
         test!(projects::what_cannot_take_effect_is_refused_with_its_reason),
+        test!(projects::daemons_of_every_profile_are_accepted),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::settings::{DAEMON_IMAGE, Settings};
+use super::scheduling::Scheduling;
+use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
 
 /// Flags of the build farm.
@@ -20,6 +21,15 @@ pub struct FarmArgs {
     /// Image of the daemons
     #[arg(long, value_name = "REF", default_value = DAEMON_IMAGE)]
     pub buildkit_image: String,
+    /// RuntimeClass that gives each daemon of untrusted builds a machine of its own; empty for none
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub sandbox_runtime_class: String,
+    /// Image of the daemons in the sandbox; empty for that of the others without `-rootless`
+    #[arg(long, value_name = "REF", default_value = "")]
+    pub sandbox_buildkit_image: String,
+    /// JSON object with nodeSelector, tolerations, affinity and pinArch of the daemons
+    #[arg(long, value_name = "JSON", default_value = "")]
+    pub daemon_scheduling: Scheduling,
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
@@ -64,6 +74,9 @@ impl From<&FarmArgs> for Settings {
             namespace: args.namespace.clone(),
             port: args.port,
             daemon_image: args.buildkit_image.clone(),
+            sandbox: some(&args.sandbox_runtime_class)
+                .map(|runtime_class| Sandbox { runtime_class, image: some(&args.sandbox_buildkit_image) }),
+            scheduling: args.daemon_scheduling.clone(),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),
             cache_volume_gi: args.cache_volume_gi,

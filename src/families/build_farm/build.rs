@@ -3,6 +3,7 @@
 
 pub mod config;
 pub mod pod;
+pub mod profile;
 
 use std::collections::BTreeMap;
 

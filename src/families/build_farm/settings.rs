@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::scheduling::Scheduling;
+
 /// Settings of the controller and of the projects that it makes.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -11,6 +13,10 @@ pub struct Settings {
     pub port: u16,
     /// Image of the daemon.
     pub daemon_image: String,
+    /// Where untrusted builds run, when they have a sandbox.
+    pub sandbox: Option<Sandbox>,
+    /// On which nodes daemons run.
+    pub scheduling: Scheduling,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
     /// StorageClass stamped on new projects; the cluster's default when absent.
@@ -37,6 +43,8 @@ impl Default for Settings {
             namespace: crate::names::BUILDS_NAMESPACE.to_owned(),
             port: crate::names::DAEMON_PORT,
             daemon_image: DAEMON_IMAGE.to_owned(),
+            sandbox: None,
+            scheduling: Scheduling::default(),
             certs_secret: "buildkit-daemon-certs".to_owned(),
             storage_class: None,
             cache_volume_gi: 60,
@@ -48,6 +56,15 @@ impl Default for Settings {
             max_inflight: super::api::MAX_INFLIGHT,
         }
     }
+}
+
+/// A machine of its own for every daemon of untrusted builds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sandbox {
+    /// The runtime class that makes it, for example of Kata Containers.
+    pub runtime_class: String,
+    /// Image of the daemon within, when it is not the usual one for root.
+    pub image: Option<String>,
 }
 
 /// The daemon that this version is tested with.

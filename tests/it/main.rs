@@ -3,14 +3,15 @@
 
 mod certificates;
 mod cli;
+mod companion;
 mod daemons;
 mod export;
 mod gateway;
 mod image;
 mod install;
 mod key_command;
-mod companion;
 mod keys;
+mod metrics;
 mod plans;
 mod profiles;
 mod readiness;

@@ -30,6 +30,10 @@ pub struct FarmArgs {
     /// JSON object with nodeSelector, tolerations, affinity and pinArch of the daemons
     #[arg(long, value_name = "JSON", default_value = "")]
     pub daemon_scheduling: Scheduling,
+    /// Seconds that a daemon may wait for a node before routes are told that none takes it; an autoscaler that says
+    /// it is making one is always waited for
+    #[arg(long, value_name = "SECONDS", default_value_t = 8)]
+    pub unschedulable_wait_seconds: u32,
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
@@ -82,6 +86,7 @@ impl From<&FarmArgs> for Settings {
             cache_volume_gi: args.cache_volume_gi,
             idle: Duration::from_secs(args.idle_seconds.into()),
             fork_idle: Duration::from_secs(args.fork_idle_seconds.into()),
+            unschedulable: Duration::from_secs(args.unschedulable_wait_seconds.into()),
             adaptive_idle_max: Duration::from_secs(args.adaptive_idle_max_seconds.into()),
             max_build: Duration::from_secs(max_build.into()),
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),

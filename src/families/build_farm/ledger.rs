@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::api::{BuildProject, BuildProjectStatus, Gate, InflightEntry};
 use super::lifecycle::{self, Want};
+use super::roll::{self, Roll, Seen};
 use super::settings::Settings;
 use super::status::Report;
 
@@ -38,8 +39,8 @@ pub enum Operation {
 pub enum Closing {
     /// Nothing wants the daemon any more.
     Idle,
-    /// A hot daemon is restarted for a changed template.
-    HotRoll,
+    /// It is made anew, for what was seen of it.
+    Roll(Seen),
 }
 
 /// What an operation did.
@@ -151,7 +152,7 @@ fn oldest(entries: &[InflightEntry]) -> Option<usize> {
 fn close(project: &mut BuildProject, closing: Closing, settings: &Settings, now: Timestamp) -> Outcome {
     let unwanted = match closing {
         Closing::Idle => lifecycle::want(project, settings, now) == Want::Zero,
-        Closing::HotRoll => lifecycle::may_roll_hot(project, settings, now),
+        Closing::Roll(seen) => matches!(roll::decide(project, seen, settings, now), Roll::Now(_)),
     };
     if unwanted { set_gate(&mut status(project).gate, true) } else { Outcome::StillWanted }
 }

@@ -29,9 +29,6 @@ impl Want {
     }
 }
 
-/// A hot daemon takes a changed template after this long without a build.
-pub const HOT_ROLL_IDLE: Duration = Duration::from_secs(600);
-
 /// A fork is never reaped younger than this, so that it survives until its
 /// first build is registered.
 pub const FORK_REAP_GRACE: Duration = Duration::from_secs(90);
@@ -115,13 +112,6 @@ pub fn reap(project: &BuildProject, settings: &Settings, now: Timestamp) -> bool
     is_fork(project) && want(project, settings, now) == Want::Zero && age(born, now) >= FORK_REAP_GRACE
 }
 
-/// Whether a hot daemon may be restarted for a changed template.
-pub fn may_roll_hot(project: &BuildProject, settings: &Settings, now: Timestamp) -> bool {
-    let status = project.status_or_default();
-    live_entries(&status, settings.max_build, now).next().is_none()
-        && status.last_build_time.is_none_or(|last| age(last.0, now) >= HOT_ROLL_IDLE)
-}
-
 /// Whether this is the ephemeral daemon of a project's untrusted builds.
 pub fn is_fork(project: &BuildProject) -> bool {
     project.spec.key.starts_with("fork")
@@ -142,8 +132,8 @@ fn remaining(start: Timestamp, span: Duration, now: Timestamp) -> Duration {
 pub(crate) mod tests {
     use super::super::api::{BuildProjectSpec, Gate};
     use super::*;
-    use proptest::prelude::*;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use proptest::prelude::*;
 
     pub(crate) fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + second).unwrap()

@@ -3,6 +3,7 @@
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 /// Which way a daemon was scaled.
@@ -28,6 +29,10 @@ pub struct ScaleLabels {
 pub struct Metrics {
     /// Daemons that went to or left zero.
     pub scale_events: Family<ScaleLabels, Counter>,
+    /// Daemons whose changed template waits for builds.
+    pub rolls_held: Gauge,
+    /// Containers of daemons that were killed for memory.
+    pub oom_kills: Counter,
     /// Reconciles that failed and are tried again.
     pub reconcile_errors: Counter,
 }
@@ -35,10 +40,24 @@ pub struct Metrics {
 impl Metrics {
     /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
+        // A series that exists from the start lets alerts tell "none" from "absent".
+        for direction in [Direction::up, Direction::down] {
+            drop(self.scale_events.get_or_create(&ScaleLabels { direction }));
+        }
         registry.register(
             "buildkit_operator_scale_events",
             "Daemons that went to or left zero",
             self.scale_events.clone(),
+        );
+        registry.register(
+            "buildkit_operator_daemon_rolls_held",
+            "Daemons whose changed pod template waits for builds to end",
+            self.rolls_held.clone(),
+        );
+        registry.register(
+            "buildkit_operator_daemon_oom_kills",
+            "Containers of daemons that were killed for memory",
+            self.oom_kills.clone(),
         );
         registry.register(
             "buildkit_operator_reconcile_errors",

@@ -27,6 +27,8 @@ pub struct Settings {
     pub idle: Duration,
     /// Idle timeout of forks.
     pub fork_idle: Duration,
+    /// How long a pod may wait for a node before routes are told that it does not start.
+    pub unschedulable: Duration,
     /// Longest idle timeout that a busy project may earn; zero switches that off.
     pub adaptive_idle_max: Duration,
     /// Age at which an in-flight entry expires.
@@ -50,6 +52,7 @@ impl Default for Settings {
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),
             fork_idle: Duration::from_secs(300),
+            unschedulable: Duration::from_secs(8),
             adaptive_idle_max: Duration::from_secs(21_600),
             max_build: Duration::from_secs(7200),
             gateway: None,

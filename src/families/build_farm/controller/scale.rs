@@ -10,7 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt;
 
-use super::super::build::{GATE_EPOCH, TEMPLATE_HASH};
+use super::super::build::{GATE_EPOCH, ROLL_HELD_SINCE, TEMPLATE_HASH};
 use super::super::ledger::{Closing, Operation, Outcome};
 use super::super::metrics::{Direction, ScaleLabels};
 use super::super::validate::Valid;
@@ -127,4 +127,5 @@ fn set_replicas(live: &mut StatefulSet, desired: &StatefulSet, replicas: i32, ep
             spec.template = desired.template.clone();
         }
     }
+    live.annotations_mut().remove(ROLL_HELD_SINCE);
 }

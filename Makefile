@@ -10,7 +10,7 @@ ifneq ($(shell id -u),0)
 export CARGO_TARGET_$(shell echo $(HOST) | tr a-z- A-Z_)_RUNNER := sudo -n -E
 endif
 
-.PHONY: help tools build test test-full demo lint format clean
+.PHONY: help tools build test test-full demo bench lint format clean
 
 help:
 	@echo 'make demo       show the main job on a real Kubernetes node'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test-full  run all tests in full'
 	@echo 'make build      make the static executable $(EXECUTABLE)'
 	@echo 'make tools      install what tests need: Debian packages, Kubernetes, BuildKit'
+	@echo 'make bench      measure the control plane, for docs/performance.md'
 	@echo 'make lint       check format, lints, licences and documentation'
 
 tools:
@@ -39,6 +40,10 @@ test-full: tools build
 
 demo: tools build
 	cargo test --locked --quiet --test demo
+
+# The program that measures is not what is measured: any profile will do.
+bench: tools build
+	cargo bench --locked --profile dev --bench control_plane
 
 lint:
 	cargo fmt --check

@@ -9,6 +9,7 @@ pub mod export;
 pub mod files;
 pub mod image;
 pub mod key;
+pub mod log;
 pub mod profile;
 pub mod report;
 pub mod server;

@@ -4,9 +4,9 @@ use clap::{Args, Subcommand};
 
 use super::Global;
 use super::exit::{Code, Failure};
+use super::log::LogArgs;
 use crate::companion::hook::{self, WaitIdleArgs};
 use crate::companion::{self, CompanionArgs};
-use crate::telemetry::{self, LogFormat};
 
 /// Run the sidecar of a daemon.
 #[derive(Debug, Args)]
@@ -14,12 +14,9 @@ pub struct CompanionCommand {
     /// Something else than to run.
     #[command(subcommand)]
     pub command: Option<Hook>,
-    /// How log lines are written
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "BKO_LOG_FORMAT")]
-    pub log_format: LogFormat,
-    /// Log directives, for example info,bko_install::companion=debug
-    #[arg(long, value_name = "DIRECTIVES", env = "RUST_LOG", hide_env_values = true)]
-    pub log: Option<String>,
+    /// How it logs.
+    #[command(flatten)]
+    pub log: LogArgs,
     /// Everything else.
     #[command(flatten)]
     pub companion: CompanionArgs,
@@ -34,13 +31,7 @@ pub enum Hook {
 
 /// Runs the command.
 pub fn run(command: CompanionCommand, global: &Global) -> Result<(), Failure> {
-    let level = match (global.quiet, global.verbose) {
-        (true, _) => "error",
-        (_, 0) => "info",
-        (_, 1) => "info,bko_install=debug",
-        (_, _) => "debug",
-    };
-    telemetry::start(command.log.as_deref().unwrap_or(level), command.log_format);
+    command.log.start(global);
     match command.command {
         None => super::block_on(async { Ok(companion::run(command.companion).await?) }),
         Some(Hook::WaitIdle(args)) => super::block_on(async {

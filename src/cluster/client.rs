@@ -9,8 +9,10 @@ use http::header::{HeaderValue, USER_AGENT};
 use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 
+use crate::VERSION;
 use crate::cli::Global;
 use crate::cli::exit::{Code, Failure};
+use crate::names::INSTALLER_MANAGER;
 
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -126,7 +128,15 @@ impl ConnectError {
 /// # Errors
 /// A [`ConnectError`], with its hint.
 pub async fn connect(global: &Global) -> Result<kube::Client, Failure> {
-    try_connect(global).await.map_err(|error| {
+    connect_as(INSTALLER_MANAGER, global).await
+}
+
+/// The same under another name, which audit logs show as the user agent.
+///
+/// # Errors
+/// A [`ConnectError`], with its hint.
+pub async fn connect_as(name: &str, global: &Global) -> Result<kube::Client, Failure> {
+    try_connect(name, global).await.map_err(|error| {
         let hint = error.hint();
         let code = match error {
             ConnectError::UnknownContext { .. } => Code::Usage,
@@ -136,13 +146,14 @@ pub async fn connect(global: &Global) -> Result<kube::Client, Failure> {
     })
 }
 
-async fn try_connect(global: &Global) -> Result<kube::Client, ConnectError> {
+async fn try_connect(name: &str, global: &Global) -> Result<kube::Client, ConnectError> {
     let mut config = configuration(global).await?;
     config.connect_timeout = Some(CONNECT);
     // Repetitions are ours: they are reported and end at the run's deadline.
     config.default_retry = false;
-    let agent = HeaderValue::from_static(concat!("bko-install/", env!("CARGO_PKG_VERSION")));
-    config.headers.push((USER_AGENT, agent));
+    if let Ok(agent) = HeaderValue::try_from(format!("{name}/{VERSION}")) {
+        config.headers.push((USER_AGENT, agent));
+    }
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let client = kube::Client::try_from(config)
         .map_err(|source| ConnectError::Credentials { address: address.clone(), source: conceal(source) })?;

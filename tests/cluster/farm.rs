@@ -1,4 +1,5 @@
 //! The real server against the real API server; pods are played.
+#![allow(dead_code, reason = "the benchmark uses a part of it")]
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -20,7 +21,7 @@ use kube::{Api, CustomResourceExt, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::harness::{Cluster, executable, process};
+use crate::shared::harness::{Cluster, executable, process};
 
 /// One project used by many tests, and its key.
 pub(crate) const REPO: &str = "github.com/acme/shop";
@@ -32,7 +33,10 @@ pub(crate) async fn define(cluster: &Cluster) -> anyhow::Result<()> {
     let define = async || -> anyhow::Result<()> {
         let api = Api::<CustomResourceDefinition>::all(cluster.client());
         let name = BuildProject::crd_name();
-        api.patch(name, &PatchParams::apply("test"), &Patch::Apply(BuildProject::crd())).await?;
+        // An installation of another test may have brought it already.
+        if api.get_opt(name).await?.is_none() {
+            api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(BuildProject::crd())).await?;
+        }
         await_condition(api, name, conditions::is_crd_established()).await?;
         Ok(())
     };

@@ -12,6 +12,11 @@ mod projects;
 mod routes;
 mod wire;
 
+/// Where the benchmark, which shares some of these files, has the harness.
+mod shared {
+    pub(crate) use crate::harness;
+}
+
 #[path = "../vectors/differences.rs"]
 mod differences;
 

@@ -77,7 +77,7 @@ pub(crate) async fn concurrent_routes_share_their_writes(cluster: Arc<Cluster>) 
     ensure!(ids.len() == 200, "{} distinct ids", ids.len());
     let status = farm::status(&cluster, &farm.namespace, KEY).await.context("no project")?;
     ensure!(status.inflight.len() == 200 && status.inflight_builds == 200, "{} entries", status.inflight.len());
-    let writes = cluster.audit().writes_by("bko-install", since).await?;
+    let writes = cluster.audit().writes_by(CONTROLLER_MANAGER, since).await?;
     let writes: Vec<_> = writes.iter().filter(|w| w.namespace == farm.namespace).collect();
     ensure!(writes.len() <= 8, "{} writes: {writes:?}", writes.len());
     try_join_all(answers.iter().map(|answer| server.complete(answer))).await?;
@@ -182,7 +182,7 @@ pub(crate) async fn a_steady_farm_causes_no_writes(cluster: Arc<Cluster>) -> any
     }
     let since = Timestamp::now();
     tokio::time::sleep(Duration::from_secs(6)).await;
-    let writes = cluster.audit().writes_by("bko-install", since).await?;
+    let writes = cluster.audit().writes_by(CONTROLLER_MANAGER, since).await?;
     let writes: Vec<_> = writes.iter().filter(|w| w.namespace == farm.namespace).collect();
     ensure!(writes.is_empty(), "{writes:?}");
     Ok(())

@@ -14,6 +14,7 @@ mod keys;
 mod metrics;
 mod plans;
 mod profiles;
+mod purity;
 mod readiness;
 mod rendering;
 mod router;

@@ -41,7 +41,7 @@ fn companion(registry: &mut Registry) {
     counters.register(registry);
     counters.ended(&Build::default());
     counters.pruned(Reason::Inodes, Pruned::default());
-    let (watch, observer) = Watch::new(Daemon::new("/nowhere".parse().unwrap()), counters, None);
+    let (watch, observer) = Watch::new(Daemon::new("unix:///nowhere".parse().unwrap()), counters, None);
     observer.observation.send_replace(Observation { link: Link::Answering, ..Observation::default() });
     let memory = Memory { resident: Some(1), peak: Some(1), oom_kills: Some(1) };
     let sample = Sample { at: std::time::Duration::ZERO, volume: Volume::default(), memory };

@@ -63,8 +63,6 @@ async fn a_second_init_writes_nothing(farm: &Installation<'_>) -> anyhow::Result
     init.args(FLAGS);
     process::combined_output(init).await?;
     let writes = farm.node.audit().writes_by("bko-install", since).await?;
-    // The server's own Lease is renewed meanwhile.
-    let writes: Vec<_> = writes.into_iter().filter(|w| w.resource != "leases").collect();
     ensure!(writes.is_empty(), "{writes:?}");
     let mut plan = bko(farm.node, &["cluster", "plan"])?;
     plan.args(&FLAGS[..FLAGS.len() - 1]);
@@ -83,6 +81,7 @@ async fn builds_are_warm_the_second_time(farm: &Installation<'_>) -> anyhow::Res
     ensure!(third.cached(), "{}", third.printed);
     let routed = farm.gateway_metric("buildkit_operator_gateway_routed_total").await? - before;
     ensure!(routed >= 3.0, "the gateway routed {routed} connections");
+    eprintln!("cold route {:?}, cold build {:?}, warm build {:?}", route.took, first.took, second.took);
 
     let container = json!({"name": "main", "image": image, "imagePullPolicy": "Always"});
     let pod = json!({"metadata": {"name": "hello"}, "spec": {"restartPolicy": "Never", "containers": [container]}});

@@ -1,5 +1,6 @@
 //! The farm on the node, installed by the executable from its own image, and a
 //! client outside the cluster that knows only what a CI is told.
+#![allow(dead_code, reason = "the demo uses a part of it")]
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::harness::{Node, executable, process};
+use crate::shared::harness::{Node, executable, process};
 
 pub(crate) const OPERATOR: &str = "buildkit-operator";
 pub(crate) const BUILDS: &str = "buildkit-builds";

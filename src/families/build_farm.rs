@@ -2,7 +2,7 @@
 //!
 //! The reconcile is observe → validate → build → apply → status. What decides
 //! is pure: [`lifecycle`], [`roll`], [`health`], [`validate`], [`build`],
-//! [`status`], [`moment`] and [`ledger`].
+//! [`status`], [`moment`], [`ledger`] and [`truth`].
 //! The rest carries it out.
 
 pub mod api;
@@ -21,6 +21,7 @@ pub mod scheduling;
 pub mod settings;
 pub mod signs;
 pub mod status;
+pub mod truth;
 pub mod validate;
 pub mod view;
 pub mod writer;

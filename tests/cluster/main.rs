@@ -10,6 +10,7 @@ mod installer;
 mod lifecycle;
 mod projects;
 mod routes;
+mod truth;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -76,6 +77,10 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(lifecycle::a_broken_daemon_on_an_old_template_is_rolled_at_once),
         test!(lifecycle::the_steps_of_a_daemons_life_are_told_once),
         test!(lifecycle::an_oom_kill_is_told_and_no_wedge),
+        test!(truth::a_build_that_nobody_registered_keeps_its_daemon).limit(Duration::from_secs(90)),
+        test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
+        test!(truth::a_route_ends_the_asking_at_once),
+        test!(truth::an_entry_that_nobody_uses_expires_early),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

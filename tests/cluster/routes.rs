@@ -21,14 +21,14 @@ use crate::harness::Cluster;
 use crate::harness::control_plane;
 use crate::harness::play::Play;
 
-const POD: &str = "buildkitd-p41bd34a2227aca39-0";
+pub(crate) const POD: &str = "buildkitd-p41bd34a2227aca39-0";
 
 /// The player notes that a pod is ready a moment after it has said so.
 pub(crate) const SOON: Duration = Duration::from_millis(200);
 
 pub(crate) struct Farm {
     pub(crate) namespace: String,
-    operator: String,
+    pub(crate) operator: String,
     pub(crate) play: Play,
 }
 
@@ -136,8 +136,8 @@ pub(crate) async fn a_route_during_a_scale_down_gets_the_next_daemon(cluster: Ar
         ensure!(farm::replicas(&cluster, &farm.namespace, KEY).await? == 1, "round {i}: taken down under a build");
         ensure!(farm.play.ready(POD).is_some(), "round {i}: its pod was deleted");
         server.complete(&answer).await?;
-        // From "at once" to "when it is all over".
-        tokio::time::sleep(Duration::from_millis(u64::try_from(i * 7)?)).await;
+        // From "at once", over "while it is asked whether it is quiet", to "when it is all over".
+        tokio::time::sleep(Duration::from_millis(u64::try_from(i * 180)?)).await;
     }
     Ok(())
 }
@@ -257,6 +257,6 @@ pub(crate) async fn the_controller_owns_what_it_makes(cluster: Arc<Cluster>) -> 
     Ok(())
 }
 
-fn phase(project: &BuildProject) -> Option<Phase> {
+pub(crate) fn phase(project: &BuildProject) -> Option<Phase> {
     project.status.as_ref().and_then(|status| status.phase)
 }

@@ -36,7 +36,8 @@ spec:
 
 fn render(yaml: &str) -> String {
     let project = project(yaml);
-    let resources = build(&validate(&project).unwrap(), &Settings::default(), &Base::default());
+    let settings = Settings { companion: Some("example.test/bko-install:1".into()), ..Settings::default() };
+    let resources = build(&validate(&project).unwrap(), &settings, &Base::default());
     let set = serde_yaml::to_string(&resources.stateful_set).unwrap();
     format!("{set}---\n{}", serde_yaml::to_string(&resources.service).unwrap())
 }
@@ -56,6 +57,17 @@ fn a_fork_is_labelled_untrusted_and_loses_its_cache_with_its_project() {
     let untrusted = "buildkit-operator.socialgouv.github.io/untrusted";
     assert!(!spec.selector.match_labels.unwrap().contains_key(untrusted), "a selector never carries the label");
     assert_eq!(spec.template.metadata.unwrap().labels.unwrap()[untrusted], "true");
+}
+
+#[test]
+fn without_a_companion_the_daemon_is_asked_itself() {
+    let project = project(CANONICAL);
+    let resources = build(&validate(&project).unwrap(), &Settings::default(), &Base::default());
+    let pod = resources.stateful_set.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.init_containers, None);
+    let daemon = &pod.containers[0];
+    assert!(daemon.lifecycle.is_none() && daemon.liveness_probe.as_ref().unwrap().exec.is_some());
+    assert!(!serde_yaml::to_string(&pod).unwrap().contains("companion"));
 }
 
 #[test]

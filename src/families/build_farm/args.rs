@@ -34,6 +34,13 @@ pub struct FarmArgs {
     /// it is making one is always waited for
     #[arg(long, value_name = "SECONDS", default_value_t = 8)]
     pub unschedulable_wait_seconds: u32,
+    /// Whether a companion runs beside each daemon; without it nothing knows of builds that nobody registered
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = true, action = clap::ArgAction::Set)]
+    pub companion: bool,
+    /// Image of the companion: of this very executable
+    #[arg(long, value_name = "REF", default_value = "")]
+    pub companion_image: String,
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
@@ -58,6 +65,10 @@ pub struct FarmArgs {
     /// Age in seconds at which a build that was never released stops holding its daemon; 0 means 7200
     #[arg(long, value_name = "SECONDS", default_value_t = 7200)]
     pub max_build_seconds: u32,
+    /// Age in seconds from which a build that was never released may stop holding its daemon when neither a build
+    /// nor a stream is there; 0 waits for its full age
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub unused_entry_seconds: u32,
     /// Builds that may be in flight at once on one project
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u16).range(1..=2000))]
     pub max_inflight: u16,
@@ -73,6 +84,7 @@ impl From<&FarmArgs> for Settings {
     fn from(args: &FarmArgs) -> Self {
         let some = |s: &String| (!s.is_empty()).then(|| s.clone());
         let gateway_port = if args.gateway_port == 0 { args.port } else { args.gateway_port };
+        let unused_entry = Duration::from_secs(args.unused_entry_seconds.into());
         let max_build = if args.max_build_seconds == 0 { 7200 } else { args.max_build_seconds };
         Self {
             namespace: args.namespace.clone(),
@@ -81,6 +93,7 @@ impl From<&FarmArgs> for Settings {
             sandbox: some(&args.sandbox_runtime_class)
                 .map(|runtime_class| Sandbox { runtime_class, image: some(&args.sandbox_buildkit_image) }),
             scheduling: args.daemon_scheduling.clone(),
+            companion: some(&args.companion_image).filter(|_| args.companion),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),
             cache_volume_gi: args.cache_volume_gi,
@@ -89,6 +102,7 @@ impl From<&FarmArgs> for Settings {
             unschedulable: Duration::from_secs(args.unschedulable_wait_seconds.into()),
             adaptive_idle_max: Duration::from_secs(args.adaptive_idle_max_seconds.into()),
             max_build: Duration::from_secs(max_build.into()),
+            unused_entry: (!unused_entry.is_zero()).then_some(unused_entry),
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),
             max_inflight: args.max_inflight.into(),
         }

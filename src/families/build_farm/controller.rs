@@ -20,7 +20,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::controller::{Action, Config, applier};
 use kube::{Api, Client, ResourceExt};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,7 @@ use super::moment::{self, Moment};
 use super::provisioner::endpoint;
 use super::settings::Settings;
 use super::status::{Facts, Report};
+use super::truth::ask::Truth;
 use super::validate::{Invalid, Valid, validate};
 use super::view::View;
 use super::writer::{WriteError, Writer, describe};
@@ -42,6 +43,7 @@ use crate::key::ProjectKey;
 use crate::names::CONTROLLER_MANAGER;
 use memory::Memory;
 use notify::Notifier;
+use scale::Scaled;
 
 /// What a reconcile works with.
 pub struct Controller {
@@ -58,6 +60,8 @@ pub struct Controller {
     memory: Mutex<Memory>,
     /// Ends of containers before this are of no interest.
     begun: Timestamp,
+    truth: Arc<Truth>,
+    going_down: Semaphore,
 }
 
 /// Why a reconcile is tried again.
@@ -78,7 +82,9 @@ pub enum ReconcileError {
     Status(#[from] WriteError),
 }
 
-const CONCURRENCY: u16 = 16;
+/// Projects at once, and how many of them may be on their way down, which takes seconds.
+const CONCURRENCY: u16 = 48;
+const GOING_DOWN: usize = 32;
 const RETRY: Duration = Duration::from_secs(2);
 const STATUS_BUDGET: Duration = Duration::from_secs(30);
 
@@ -90,6 +96,7 @@ impl Controller {
         writer: Arc<Writer>,
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
+        truth: Arc<Truth>,
     ) -> Arc<Self> {
         let namespace = settings.namespace.clone();
         Arc::new(Self {
@@ -104,6 +111,8 @@ impl Controller {
             notifier: Notifier::start(client),
             memory: Mutex::default(),
             begun: Timestamp::now(),
+            truth,
+            going_down: Semaphore::new(GOING_DOWN),
             settings,
         })
     }
@@ -159,14 +168,14 @@ async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<A
     };
     let (base, fault) = ctx.view.base();
     let resources = build::build(&valid, &ctx.settings, &base);
-    let Some((replicas, roll)) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
+    let Some(scaled) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
     let now = Timestamp::now();
-    let guard = ctx.guard(&valid, replicas, now).await;
-    let patience = ctx.report(&valid, replicas, fault).await?;
+    let guard = ctx.guard(&valid, scaled.replicas, now).await;
+    let patience = ctx.report(&valid, scaled.replicas, fault).await?;
     Ok(lifecycle::next_change(&project, &ctx.settings, now)
         .into_iter()
         .chain(reap_in(&project, now))
-        .chain([roll, guard, patience].into_iter().flatten())
+        .chain([scaled.again, guard, patience].into_iter().flatten())
         .min()
         .map_or_else(Action::await_change, Action::requeue))
 }
@@ -194,48 +203,60 @@ fn is_conflict(error: &kube::Error) -> bool {
 }
 
 impl Controller {
-    /// Makes the cluster match. Returns the replicas that the StatefulSet is
-    /// now asked for, and when a roll has to be looked at again; `None` when the
-    /// project itself was deleted.
-    async fn apply(
-        &self,
-        valid: &Valid<'_>,
-        resources: Resources,
-    ) -> Result<Option<(i32, Option<Duration>)>, ReconcileError> {
+    /// Makes the cluster match. Returns where that has left the StatefulSet;
+    /// `None` when the project itself was deleted.
+    async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<Scaled>, ReconcileError> {
         let Resources { stateful_set, service } = resources;
         self.apply_service(&valid.key, service).await?;
         let now = Timestamp::now();
         let want = lifecycle::want(valid.project, &self.settings, now);
         let Some(live) = self.view.stateful_set(&valid.key) else {
-            return self.create_stateful_set(valid, stateful_set, want).await.map(|replicas| Some((replicas, None)));
+            let replicas = self.create_stateful_set(valid, stateful_set, want).await?;
+            return Ok(Some(Scaled::to(replicas)));
         };
         let running = live.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1) > 0;
         let outdated = build::TEMPLATE_HASH;
         let outdated = live.annotations().get(outdated) != stateful_set.annotations().get(outdated);
-        let replicas = match (want, running) {
+        let scaled = match (want, running) {
             (Want::Zero, false) if lifecycle::reap(valid.project, &self.settings, now) => {
-                return self.reap(valid).await.map(|gone| (!gone).then_some((0, None)));
+                return self.reap(valid).await.map(|gone| (!gone).then_some(Scaled::to(0)));
             }
-            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| 0)?,
-            (Want::Zero, false) => 0,
+            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Scaled::to(0))?,
+            (Want::Zero, false) => Scaled::to(0),
             (Want::Zero, true) => self.retire(valid, &stateful_set).await?,
             (_, true) if !valid.project.status_or_default().gate.closed => {
-                return self.roll(valid, &live, &stateful_set, now).await.map(Some);
+                self.keep(valid, &live, &stateful_set, now).await?
             }
             (_, _) => self.revive(valid, &live, &stateful_set).await?,
         };
-        if replicas == 0 {
+        if scaled.replicas == 0 {
             self.count_held(self.memory().hold(valid.key.as_str(), false));
         }
-        Ok(Some((replicas, None)))
+        Ok(Some(scaled))
     }
 
-    async fn retire(&self, valid: &Valid<'_>, desired: &StatefulSet) -> Result<i32, ReconcileError> {
-        let replicas = self.take_down(valid, desired, Closing::Idle).await?;
-        if replicas == 0 {
+    async fn retire(&self, valid: &Valid<'_>, desired: &StatefulSet) -> Result<Scaled, ReconcileError> {
+        let scaled = self.take_down(valid, desired, Closing::Idle).await?;
+        if scaled.replicas == 0 {
             self.notifier.tell(valid.project, Moment::ScaledToZero);
         }
-        Ok(replicas)
+        Ok(scaled)
+    }
+
+    /// A daemon that is wanted and runs.
+    async fn keep(
+        &self,
+        valid: &Valid<'_>,
+        live: &StatefulSet,
+        desired: &StatefulSet,
+        now: Timestamp,
+    ) -> Result<Scaled, ReconcileError> {
+        let rolled = self.roll(valid, live, desired, now).await?;
+        if rolled.replicas == 0 {
+            return Ok(rolled);
+        }
+        let unused = self.expire_unused(valid).await?;
+        Ok(Scaled { again: rolled.again.into_iter().chain(unused).min(), ..rolled })
     }
 
     async fn revive(
@@ -243,10 +264,10 @@ impl Controller {
         valid: &Valid<'_>,
         live: &StatefulSet,
         desired: &StatefulSet,
-    ) -> Result<i32, ReconcileError> {
+    ) -> Result<Scaled, ReconcileError> {
         self.wake(valid, live, desired).await?;
         self.notifier.tell(valid.project, Moment::ScaledUp);
-        Ok(1)
+        Ok(Scaled::to(1))
     }
 
     async fn apply_service(&self, key: &ProjectKey, service: Service) -> Result<(), ReconcileError> {

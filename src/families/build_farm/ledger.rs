@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::api::{BuildProject, BuildProjectStatus, Gate, InflightEntry};
 use super::lifecycle::{self, Want};
-use super::roll::{self, Roll, Seen};
+use super::roll::{self, Cause, Roll, Seen};
 use super::settings::Settings;
 use super::status::Report;
 
@@ -24,6 +24,11 @@ pub enum Operation {
         /// Digest of the build's identifier.
         id: Option<String>,
     },
+    /// Nobody has used these builds: neither a build nor a stream is there.
+    Expire {
+        /// Digests of their identifiers.
+        ids: Vec<String>,
+    },
     /// Somebody asked for the daemon without a build.
     Touch,
     /// What the reconcile observed.
@@ -39,8 +44,23 @@ pub enum Operation {
 pub enum Closing {
     /// Nothing wants the daemon any more.
     Idle,
-    /// It is made anew, for what was seen of it.
+    /// It is made anew, for what was seen of it, and no build is in flight.
     Roll(Seen),
+    /// It is made anew whatever runs there: it is broken, or long overdue.
+    Force(Seen),
+}
+
+impl Closing {
+    /// Whether the reason still holds.
+    pub fn holds(self, project: &BuildProject, settings: &Settings, now: Timestamp) -> bool {
+        match self {
+            Self::Idle => lifecycle::want(project, settings, now) == Want::Zero,
+            Self::Roll(seen) => roll::decide(project, seen, settings, now) == Roll::Now(Cause::Idle),
+            Self::Force(seen) => {
+                matches!(roll::decide(project, seen, settings, now), Roll::Now(Cause::Overdue | Cause::Broken))
+            }
+        }
+    }
 }
 
 /// What an operation did.
@@ -66,6 +86,12 @@ pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Setti
         Operation::Begin { id } => begin(project, id, settings, now),
         Operation::End { id: Some(id) } => end(status(project), |entries| entries.iter().position(|e| &e.id == id)),
         Operation::End { id: None } => end(status(project), oldest),
+        Operation::Expire { ids } => {
+            let entries = &mut status(project).inflight;
+            let before = entries.len();
+            entries.retain(|entry| !ids.contains(&entry.id));
+            if entries.len() < before { Outcome::Done } else { Outcome::Nothing }
+        }
         Operation::Touch => {
             status(project).last_build_time = Some(Time(whole_second(now)));
             Outcome::Done
@@ -150,11 +176,7 @@ fn oldest(entries: &[InflightEntry]) -> Option<usize> {
 }
 
 fn close(project: &mut BuildProject, closing: Closing, settings: &Settings, now: Timestamp) -> Outcome {
-    let unwanted = match closing {
-        Closing::Idle => lifecycle::want(project, settings, now) == Want::Zero,
-        Closing::Roll(seen) => matches!(roll::decide(project, seen, settings, now), Roll::Now(_)),
-    };
-    if unwanted { set_gate(&mut status(project).gate, true) } else { Outcome::StillWanted }
+    if closing.holds(project, settings, now) { set_gate(&mut status(project).gate, true) } else { Outcome::StillWanted }
 }
 
 fn set_gate(gate: &mut Gate, closed: bool) -> Outcome {
@@ -199,6 +221,15 @@ mod tests {
         let (mut p, settings) = (project("p1", &[30, 10, 20], Some(30)), Settings::default());
         assert_eq!(apply(&mut p, &Operation::End { id: None }, &settings, at(40)), Outcome::Done);
         assert_eq!(ids(&p), ["id30", "id20"]);
+    }
+
+    #[test]
+    fn unused_entries_expire_and_no_others() {
+        let (mut p, settings) = (project("p1", &[10, 20, 30], Some(30)), Settings::default());
+        let expire = Operation::Expire { ids: vec!["id10".into(), "id30".into(), "gone".into()] };
+        assert_eq!(apply(&mut p, &expire, &settings, at(700)), Outcome::Done);
+        assert_eq!((ids(&p), p.status_or_default().inflight_builds), (vec!["id20".to_owned()], 1));
+        assert_eq!(apply(&mut p, &expire, &settings, at(700)), Outcome::Nothing);
     }
 
     #[test]

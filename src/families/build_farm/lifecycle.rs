@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::api::{BuildProject, BuildProjectStatus, InflightEntry, Tier};
 use super::settings::Settings;
@@ -104,6 +105,26 @@ pub fn next_change(project: &BuildProject, settings: &Settings, now: Timestamp) 
     // A route that leaves the window may shorten the idle time.
     let cadence = status.recent_build_times.iter().map(|t| remaining(t.0, CADENCE_WINDOW, now));
     entries.chain(idle).chain(cadence).filter(|left| !left.is_zero()).min()
+}
+
+/// How long until the oldest entry is `age` old, so that it may be asked whether
+/// anybody uses it; `None` without entries.
+pub fn unused_due(project: &BuildProject, age: Duration, now: Timestamp) -> Option<Duration> {
+    let entries = project.status.iter().flat_map(|status| &status.inflight);
+    entries.map(|entry| age.saturating_sub(self::age(entry.since.0, now))).min()
+}
+
+/// Identifiers of the entries that are at least `age` old.
+pub fn older_entries(status: &BuildProjectStatus, age: Duration, now: Timestamp) -> Vec<String> {
+    let old = status.inflight.iter().filter(|entry| self::age(entry.since.0, now) >= age);
+    old.map(|entry| entry.id.clone()).collect()
+}
+
+/// For how long a pod has been ready; `None` when it is not.
+pub fn ready_for(pod: &Pod, now: Timestamp) -> Option<Duration> {
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.find(|c| c.type_ == "Ready" && c.status == "True")?;
+    ready.last_transition_time.as_ref().map(|since| age(since.0, now))
 }
 
 /// Whether a fork that nothing wants may be deleted with its cache.
@@ -251,6 +272,16 @@ pub(crate) mod tests {
         assert_eq!(next_change(&p, &settings, at(2000)), None);
         let at_the_edge = next_change(&p, &settings, at(900)).unwrap();
         assert!(at_the_edge > Duration::ZERO && at_the_edge < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn entries_are_asked_about_when_the_oldest_is_old_enough() {
+        let (p, age) = (project("p1", &[100, 400], Some(400)), Duration::from_secs(600));
+        assert_eq!(unused_due(&p, age, at(400)), Some(Duration::from_secs(300)));
+        assert_eq!(unused_due(&p, age, at(700)), Some(Duration::ZERO));
+        assert_eq!(unused_due(&project("p1", &[], None), age, at(700)), None);
+        assert_eq!(older_entries(&p.status_or_default(), age, at(999)), ["id100"]);
+        assert_eq!(older_entries(&p.status_or_default(), age, at(1000)), ["id100", "id400"]);
     }
 
     #[test]

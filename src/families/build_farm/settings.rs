@@ -17,6 +17,8 @@ pub struct Settings {
     pub sandbox: Option<Sandbox>,
     /// On which nodes daemons run.
     pub scheduling: Scheduling,
+    /// Image of the companion beside each daemon; none runs when absent.
+    pub companion: Option<String>,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
     /// StorageClass stamped on new projects; the cluster's default when absent.
@@ -33,6 +35,8 @@ pub struct Settings {
     pub adaptive_idle_max: Duration,
     /// Age at which an in-flight entry expires.
     pub max_build: Duration,
+    /// Age from which an entry may expire that neither a build nor a stream stands behind; never when absent.
+    pub unused_entry: Option<Duration>,
     /// Domain and port of the gateway, when clients come through it.
     pub gateway: Option<(String, u16)>,
     /// Builds that may be in flight at once on one project.
@@ -47,6 +51,7 @@ impl Default for Settings {
             daemon_image: DAEMON_IMAGE.to_owned(),
             sandbox: None,
             scheduling: Scheduling::default(),
+            companion: None,
             certs_secret: "buildkit-daemon-certs".to_owned(),
             storage_class: None,
             cache_volume_gi: 60,
@@ -55,6 +60,7 @@ impl Default for Settings {
             unschedulable: Duration::from_secs(8),
             adaptive_idle_max: Duration::from_secs(21_600),
             max_build: Duration::from_secs(7200),
+            unused_entry: Some(Duration::from_secs(600)),
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,
         }

@@ -68,9 +68,14 @@ impl<'a> Confinement<'a> {
         }
     }
 
+    /// User and group of the daemon, and of the companion that reads its files.
+    pub fn user(self) -> i64 {
+        if self == Self::Rootless { ROOTLESS_ID } else { 0 }
+    }
+
     /// Who the pod's containers run as, and who owns the cache.
     pub fn pod_security(self) -> PodSecurityContext {
-        let id = if self == Self::Rootless { ROOTLESS_ID } else { 0 };
+        let id = self.user();
         PodSecurityContext {
             run_as_user: Some(id),
             run_as_group: Some(id),

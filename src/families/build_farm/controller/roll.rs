@@ -12,34 +12,35 @@ use super::super::build::{ROLL_HELD_SINCE, TEMPLATE_HASH};
 use super::super::health::DaemonState;
 use super::super::ledger::Closing;
 use super::super::moment::Moment;
-use super::super::roll::{self, Roll, Seen};
+use super::super::roll::{self, Cause, Roll, Seen};
 use super::super::status::{DEGRADED, holds_since};
 use super::super::validate::Valid;
+use super::scale::Scaled;
 use super::{Controller, ReconcileError};
 use crate::names::CONTROLLER_MANAGER;
 
 impl Controller {
-    /// Makes a running daemon anew if it is time. Returns the replicas that it
-    /// is asked for afterwards, and when to look again.
+    /// Makes a running daemon anew if it is time.
     pub(super) async fn roll(
         &self,
         valid: &Valid<'_>,
         live: &StatefulSet,
         desired: &StatefulSet,
         now: Timestamp,
-    ) -> Result<(i32, Option<Duration>), ReconcileError> {
+    ) -> Result<Scaled, ReconcileError> {
         let seen = self.seen(valid, live, desired, now);
         let decision = roll::decide(valid.project, seen, &self.settings, now);
         self.note_hold(valid, live, seen, decision, now).await?;
         match decision {
-            Roll::No(look) => Ok((1, look)),
-            Roll::Hold(left) => Ok((1, Some(left + Duration::from_millis(50)))),
+            Roll::No(again) => Ok(Scaled { replicas: 1, again }),
+            Roll::Hold(left) => Ok(Scaled { replicas: 1, again: Some(left + Duration::from_millis(50)) }),
             Roll::Now(cause) => {
-                let replicas = self.take_down(valid, desired, Closing::Roll(seen)).await?;
-                if replicas == 0 {
+                let closing = if cause == Cause::Idle { Closing::Roll(seen) } else { Closing::Force(seen) };
+                let scaled = self.take_down(valid, desired, closing).await?;
+                if scaled.replicas == 0 {
                     self.notifier.tell(valid.project, Moment::Rolled(cause));
                 }
-                Ok((replicas, None))
+                Ok(scaled)
             }
         }
     }

@@ -131,7 +131,7 @@ pub(crate) async fn builds_in_a_row_share_one_budget(cluster: Arc<Cluster>) -> a
     }
     let gone = |budget: Option<&PodDisruptionBudget>| budget.is_none();
     until(api(&cluster, &farm), DAEMON, "gone", gone).await?;
-    let writes = cluster.audit().writes_by("bko-install", since).await?;
+    let writes = cluster.audit().writes_by(CONTROLLER_MANAGER, since).await?;
     let writes: Vec<_> =
         writes.iter().filter(|w| w.namespace == farm.namespace && w.resource == "poddisruptionbudgets").collect();
     ensure!(writes.len() == 2, "{writes:?}");

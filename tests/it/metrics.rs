@@ -1,4 +1,5 @@
 //! The page of metrics names every metric that a process can show.
+#![allow(clippy::unwrap_used, reason = "helpers of tests, outside of #[test] functions")]
 
 use std::collections::BTreeMap;
 
@@ -53,10 +54,11 @@ fn companion(registry: &mut Registry) {
 /// Its own metrics, and no other's, under its heading.
 #[tokio::test]
 async fn the_page_names_every_metric_of_every_role() {
-    let page = std::fs::read_to_string("docs/reference/metrics.md").unwrap();
+    let page = include_str!("../../docs/reference/metrics.md");
     let sections: BTreeMap<&str, &str> =
         page.split("\n## ").skip(1).map(|section| section.split_once('\n').unwrap()).collect();
-    let roles: [(&str, fn(&mut Registry)); 4] = [
+    type Register = fn(&mut Registry);
+    let roles: [(&str, Register); 4] = [
         ("Controller", |registry| ControllerMetrics::default().register(registry)),
         ("Routing API", |registry| drop(router::Metrics::register(registry))),
         ("Gateway", gateway),

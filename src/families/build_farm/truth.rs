@@ -85,9 +85,14 @@ pub struct Observations {
 }
 
 impl Observations {
+    /// Whether a look now continues this one.
+    pub fn counts(&self, now: Moment) -> bool {
+        now.saturating_sub(self.looked) <= SAME_LOOK
+    }
+
     /// Adds a look to what was observed before.
     pub fn after(previous: Option<&Self>, answers: Answers, now: Moment) -> Self {
-        let previous = previous.filter(|p| now.saturating_sub(p.looked) <= SAME_LOOK);
+        let previous = previous.filter(|previous| previous.counts(now));
         let since = |holds: bool, before: Option<Moment>| holds.then(|| before.unwrap_or(now));
         let told_of_builds = matches!(answers.daemon, Daemon::Told { active: 1.., .. });
         Self {

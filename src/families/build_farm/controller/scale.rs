@@ -120,7 +120,9 @@ impl Controller {
 
     fn deferred(&self, key: &str, why: &Busy) -> Scaled {
         self.metrics.deferrals.get_or_create(&DeferralLabels { by: Holder::from(why) }).inc();
-        tracing::info!(project.key = key, reason = %why, "not scaled to zero");
+        if self.truth.is_news(key, why) {
+            tracing::info!(project.key = key, reason = %why, "not scaled to zero");
+        }
         Scaled::kept(LOOK_AGAIN)
     }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "shell: looks are dated on the monotonic clock")]
 
 use std::collections::HashMap;
+use std::mem::Discriminant;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::gateways::{Gateways, Listed};
-use super::{Answers, Builds, Daemon, Gateway, Observations, Verdict, quiet};
+use super::{Answers, Builds, Busy, Daemon, Gateway, Observations, Verdict, quiet};
 use crate::families::build_farm::build::pod::{COMPANION, COMPANION_PORT};
 use crate::families::build_farm::view::View;
 use crate::gateway::streams::{PATH, Streams, Summary};
@@ -43,7 +44,13 @@ pub struct Truth {
     token: Option<InternalToken>,
     own: Option<Arc<Streams>>,
     began: Instant,
-    seen: Mutex<HashMap<String, Observations>>,
+    seen: Mutex<HashMap<String, Seen>>,
+}
+
+/// What was seen of one daemon, and what was last told about it.
+struct Seen {
+    observations: Observations,
+    told: Option<Discriminant<Busy>>,
 }
 
 impl Truth {
@@ -60,10 +67,21 @@ impl Truth {
         let answers = self.ask(key).await;
         let now = self.now();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let observations = Observations::after(seen.get(key.as_str()), answers, now);
+        seen.retain(|_, seen| seen.observations.counts(now));
+        let previous = seen.remove(key.as_str());
+        let observations = Observations::after(previous.as_ref().map(|seen| &seen.observations), answers, now);
         let verdict = quiet(&observations, max_build, now);
-        seen.insert(key.to_string(), observations);
+        let told = previous.and_then(|seen| seen.told);
+        seen.insert(key.to_string(), Seen { observations, told });
         verdict
+    }
+
+    /// Whether it is worth telling again that a daemon is busy: for another
+    /// reason than it was.
+    pub fn is_news(&self, key: &str, why: &Busy) -> bool {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = Some(std::mem::discriminant(why));
+        seen.get_mut(key).is_none_or(|seen| std::mem::replace(&mut seen.told, why) != why)
     }
 
     /// Forgets what was seen of a daemon that has gone.

@@ -72,6 +72,9 @@ fn configuration() -> serde_json::Value {
         },
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
+        // Imported images would have to be pulled as soon as one with the same
+        // content was pulled under another name.
+        "imagePullCredentialsVerificationPolicy": "NeverVerify",
         "makeIPTablesUtilChains": false,
         "nodeStatusUpdateFrequency": "2s",
         // Else the node is written every two seconds.

@@ -187,7 +187,7 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
 
     let streams = relay.is_some().then(Arc::<Streams>::default);
     if roles.contains(&Role::Controller) || roles.contains(&Role::Route) {
-        let view = View::start(&client, &settings.namespace, &args.farm.buildkitd_configmap, &shutdown.closing);
+        let view = View::start(&client, &settings, &args.farm.buildkitd_configmap, &shutdown.closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
         readiness.set("caches", false);
         tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));

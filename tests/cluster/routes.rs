@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use serde_json::json;
 
@@ -174,6 +175,10 @@ pub(crate) async fn a_steady_farm_causes_no_writes(cluster: Arc<Cluster>) -> any
     }
     for project in farm::names::<BuildProject>(&cluster, &farm.namespace).await? {
         farm::until(&cluster, &farm.namespace, &project, "warm", |p| phase(p) == Some(Phase::Warm)).await?;
+    }
+    // Budgets outlive the last build by some seconds.
+    while !farm::names::<PodDisruptionBudget>(&cluster, &farm.namespace).await?.is_empty() {
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let since = Timestamp::now();
     tokio::time::sleep(Duration::from_secs(6)).await;

@@ -11,6 +11,7 @@ mod image;
 mod install;
 mod key_command;
 mod keys;
+mod metrics;
 mod plans;
 mod profiles;
 mod purity;

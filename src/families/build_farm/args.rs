@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::settings::{DAEMON_IMAGE, Settings};
+use super::scheduling::Scheduling;
+use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 
 /// Flags of the build farm.
@@ -20,6 +21,19 @@ pub struct FarmArgs {
     /// Image of the daemons
     #[arg(long, value_name = "REF", default_value = DAEMON_IMAGE)]
     pub buildkit_image: String,
+    /// RuntimeClass that gives each daemon of untrusted builds a machine of its own; empty for none
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub sandbox_runtime_class: String,
+    /// Image of the daemons in the sandbox; empty for that of the others without `-rootless`
+    #[arg(long, value_name = "REF", default_value = "")]
+    pub sandbox_buildkit_image: String,
+    /// JSON object with nodeSelector, tolerations, affinity and pinArch of the daemons
+    #[arg(long, value_name = "JSON", default_value = "")]
+    pub daemon_scheduling: Scheduling,
+    /// Seconds that a daemon may wait for a node before routes are told that none takes it; an autoscaler that says
+    /// it is making one is always waited for
+    #[arg(long, value_name = "SECONDS", default_value_t = 8)]
+    pub unschedulable_wait_seconds: u32,
     /// Whether a companion runs beside each daemon; without it nothing knows of builds that nobody registered
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set)]
@@ -45,6 +59,9 @@ pub struct FarmArgs {
     /// Seconds without a build after which the daemon of untrusted builds goes to zero
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub fork_idle_seconds: u32,
+    /// Idle seconds that a project may earn by building often; 0 keeps every project at its own
+    #[arg(long, value_name = "SECONDS", default_value_t = 21_600)]
+    pub adaptive_idle_max_seconds: u32,
     /// Age in seconds at which a build that was never released stops holding its daemon; 0 means 7200
     #[arg(long, value_name = "SECONDS", default_value_t = 7200)]
     pub max_build_seconds: u32,
@@ -73,12 +90,17 @@ impl From<&FarmArgs> for Settings {
             namespace: args.namespace.clone(),
             port: args.port,
             daemon_image: args.buildkit_image.clone(),
+            sandbox: some(&args.sandbox_runtime_class)
+                .map(|runtime_class| Sandbox { runtime_class, image: some(&args.sandbox_buildkit_image) }),
+            scheduling: args.daemon_scheduling.clone(),
             companion: some(&args.companion_image).filter(|_| args.companion),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),
             cache_volume_gi: args.cache_volume_gi,
             idle: Duration::from_secs(args.idle_seconds.into()),
             fork_idle: Duration::from_secs(args.fork_idle_seconds.into()),
+            unschedulable: Duration::from_secs(args.unschedulable_wait_seconds.into()),
+            adaptive_idle_max: Duration::from_secs(args.adaptive_idle_max_seconds.into()),
             max_build: Duration::from_secs(max_build.into()),
             unused_entry: (!unused_entry.is_zero()).then_some(unused_entry),
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),

@@ -2,7 +2,9 @@
 //! daemon with its cache volume, and its Service. Pure and deterministic.
 
 pub mod config;
+pub mod disruption;
 pub mod pod;
+pub mod profile;
 
 use std::collections::BTreeMap;
 
@@ -35,6 +37,9 @@ pub struct Resources {
 
 /// Annotation with the hash of the pod template that was last asked for.
 pub const TEMPLATE_HASH: &str = "buildkit-operator.socialgouv.github.io/template-hash";
+
+/// Annotation with the time since when a changed template waits for builds.
+pub const ROLL_HELD_SINCE: &str = "buildkit-operator.socialgouv.github.io/roll-held-since";
 
 /// Annotation with the gate's epoch under which the replicas were last set. It
 /// changes the object's resourceVersion, so that a write decided under an older

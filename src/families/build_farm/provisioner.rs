@@ -11,9 +11,10 @@ use kube::{Api, Client};
 use tokio::time::{Instant, timeout_at};
 
 use super::api::{BuildProject, BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
+use super::health::DaemonState;
 use super::ledger::{Operation, Outcome};
 use super::settings::Settings;
-use super::view::{DaemonState, View};
+use super::view::View;
 use super::writer::{WriteError, Writer, describe, passes};
 use crate::key::{Project, ProjectKey};
 use crate::names::CONTROLLER_MANAGER;
@@ -153,12 +154,15 @@ impl Provisioner for Farm {
         loop {
             let mut changed = std::pin::pin!(notify.notified());
             changed.as_mut().enable();
-            let last = match self.view.daemon(key) {
+            let (last, patience) = match self.view.daemon(key) {
                 DaemonState::Ready => return Ok(()),
-                // It may heal (an image appears, a quota is raised): wait on, but say why.
-                DaemonState::Starting(why) | DaemonState::Failed(why) => why,
+                DaemonState::Failed(fault) => return Err(ProvisionError::Failed { reason: fault.to_string() }),
+                DaemonState::Troubled(fault, left) => (fault.to_string(), left),
+                DaemonState::Starting(why) => (why, None),
             };
-            if timeout_at(deadline, changed).await.is_err() {
+            // A fault that is waited for too long becomes a failure without any change.
+            let look_again = patience.map_or(deadline, |left| deadline.min(Instant::now() + left));
+            if timeout_at(look_again, changed).await.is_err() && Instant::now() >= deadline {
                 return Err(ProvisionError::NotReady { last: Some(last) });
             }
         }

@@ -1,14 +1,14 @@
-//! The pod of a daemon: a stock rootless `buildkitd`, confined as far as it
-//! can be, and the companion beside it. Pure.
+//! The pod of a daemon: a stock `buildkitd`, confined as far as it can be, and
+//! the companion beside it. Pure.
 
 mod companion;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    AppArmorProfile, Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
-    EnvVar, ExecAction, ObjectFieldSelector, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+    Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource, EnvVar, ExecAction,
+    ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SecretVolumeSource, Volume,
+    VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -17,14 +17,12 @@ use super::super::api::Tier;
 use super::super::settings::Settings;
 use super::super::validate::Valid;
 use super::config::Base;
+use super::profile::Confinement;
 use super::{UNTRUSTED, config, labels};
 pub use companion::{COMPANION, COMPANION_PORT};
 
-/// User and group of the rootless image.
-const ROOTLESS_ID: i64 = 1000;
 const RUNTIME_DIR: &str = "/run/user/1000";
 const SOCKET: &str = "unix:///run/user/1000/buildkit/buildkitd.sock";
-const DATA_DIR: &str = "/home/user/.local/share/buildkit";
 const CERTS_DIR: &str = "/certs";
 const CONFIG_DIR: &str = "/etc/buildkit";
 
@@ -49,6 +47,8 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
     }
     let toml = config::buildkitd_toml(base, project.spec.cache_volume_gi);
     let companion = settings.companion.as_deref();
+    let confinement = Confinement::of(project, settings);
+    let scheduling = &settings.scheduling;
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(labels),
@@ -56,24 +56,20 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
             ..ObjectMeta::default()
         }),
         spec: Some(PodSpec {
-            init_containers: companion.map(|image| vec![companion::container(image, drain_seconds(settings))]),
-            containers: vec![daemon(project, settings)],
+            init_containers: companion
+                .map(|image| vec![companion::container(image, confinement, drain_seconds(settings))]),
+            containers: vec![daemon(project, settings, confinement)],
             volumes: Some(volumes(settings)),
             // Builds run code of strangers: nothing of the cluster is handed to the pod.
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
-            node_selector: Some(BTreeMap::from([(
-                "kubernetes.io/arch".to_owned(),
-                project.spec.arch.as_str().to_owned(),
-            )])),
+            node_selector: Some(scheduling.selector(project.spec.arch)),
+            tolerations: (!scheduling.tolerations.is_empty()).then(|| scheduling.tolerations.clone()),
+            affinity: scheduling.affinity.clone(),
+            host_users: confinement.host_users(),
+            runtime_class_name: confinement.runtime_class(),
             termination_grace_period_seconds: Some(i64::try_from(grace_seconds(settings)).unwrap_or(i64::MAX)),
-            security_context: Some(PodSecurityContext {
-                run_as_user: Some(ROOTLESS_ID),
-                run_as_group: Some(ROOTLESS_ID),
-                fs_group: Some(ROOTLESS_ID),
-                fs_group_change_policy: Some("OnRootMismatch".to_owned()),
-                ..PodSecurityContext::default()
-            }),
+            security_context: Some(confinement.pod_security()),
             ..PodSpec::default()
         }),
     }
@@ -89,9 +85,9 @@ fn drain_seconds(settings: &Settings) -> u64 {
     grace_seconds(settings) - FLUSH_SECONDS
 }
 
-fn daemon(project: &Valid<'_>, settings: &Settings) -> Container {
+fn daemon(project: &Valid<'_>, settings: &Settings, confinement: Confinement<'_>) -> Container {
     let mut mounts = vec![
-        mount("cache", DATA_DIR, false),
+        mount("cache", confinement.data_dir(), false),
         mount("run", RUNTIME_DIR, false),
         mount("certs", CERTS_DIR, true),
         mount("config", CONFIG_DIR, true),
@@ -105,8 +101,8 @@ fn daemon(project: &Valid<'_>, settings: &Settings) -> Container {
     let [startup, readiness, liveness] = probes;
     Container {
         name: "buildkitd".to_owned(),
-        image: Some(settings.daemon_image.clone()),
-        args: Some(arguments(settings.port)),
+        image: Some(confinement.image(settings)),
+        args: Some(arguments(settings.port).into_iter().chain(confinement.arguments()).collect()),
         env: Some(vec![variable("BUILDKIT_HOST", SOCKET), variable("XDG_RUNTIME_DIR", RUNTIME_DIR)]),
         ports: Some(vec![ContainerPort {
             name: Some("buildkit".to_owned()),
@@ -120,14 +116,7 @@ fn daemon(project: &Valid<'_>, settings: &Settings) -> Container {
         lifecycle,
         resources: Some(resources(project)),
         volume_mounts: Some(mounts),
-        // rootlesskit makes a user namespace of its own and mounts within it,
-        // which the default seccomp and AppArmor profiles forbid, and calls
-        // newuidmap, which allowPrivilegeEscalation: false would break.
-        security_context: Some(SecurityContext {
-            seccomp_profile: Some(SeccompProfile { type_: "Unconfined".to_owned(), ..SeccompProfile::default() }),
-            app_armor_profile: Some(AppArmorProfile { type_: "Unconfined".to_owned(), ..AppArmorProfile::default() }),
-            ..SecurityContext::default()
-        }),
+        security_context: Some(confinement.container_security()),
         ..Container::default()
     }
 }
@@ -147,7 +136,6 @@ fn arguments(port: u16) -> Vec<String> {
         "/certs/key.pem",
         "--config",
         "/etc/buildkit/buildkitd.toml",
-        "--oci-worker-no-process-sandbox",
     ]
     .map(str::to_owned)
     .to_vec()

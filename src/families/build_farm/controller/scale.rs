@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
 use super::super::api::Gate;
-use super::super::build::{GATE_EPOCH, TEMPLATE_HASH};
+use super::super::build::{GATE_EPOCH, ROLL_HELD_SINCE, TEMPLATE_HASH};
 use super::super::ledger::{Closing, Operation, Outcome};
 use super::super::lifecycle;
 use super::super::metrics::{DeferralLabels, Direction, Holder, ScaleLabels};
@@ -81,8 +81,10 @@ impl Controller {
         // Daemons that come up must not wait behind many that go down.
         let Ok(_turn) = self.going_down.try_acquire() else { return Ok(Scaled::kept(NEXT_TURN)) };
         let get = async || self.sets.get(&name).await.map_err(Self::error("get", format!("StatefulSet {name}")));
+        // What is forced is cut whatever runs there; a broken daemon would not even answer.
+        let forced = matches!(closing, Closing::Force(_));
         // First without the gate: a daemon that is busy for hours causes no writes.
-        if let Verdict::Busy(why) = self.truth.look(&valid.key, self.settings.max_build).await {
+        if !forced && let Verdict::Busy(why) = self.truth.look(&valid.key, self.settings.max_build).await {
             if self.gate_closed(key) {
                 self.reopen(valid, &get().await?, desired).await?;
             }
@@ -95,7 +97,8 @@ impl Controller {
         // another replica, changes its resourceVersion, and our write fails.
         let mut live = get().await?;
         let epoch = self.epoch(key);
-        match self.ask_until_quiet(valid, closing).await {
+        let asked = if forced { Asked::Quiet } else { self.ask_until_quiet(valid, closing).await };
+        match asked {
             Asked::Quiet => {}
             Asked::Wanted => {
                 self.reopen(valid, &live, desired).await?;
@@ -153,11 +156,9 @@ impl Controller {
             changed.as_mut().enable();
             let Some(project) = self.view.project(key) else { return };
             let now = Timestamp::now();
-            let unwanted = match closing {
-                Closing::Idle => lifecycle::want(&project, &self.settings, now) == lifecycle::Want::Zero,
-                Closing::HotRoll => lifecycle::may_roll_hot(&project, &self.settings, now),
-            };
-            if !unwanted || project.status_or_default().gate != (Gate { closed: true, epoch }) {
+            if !closing.holds(&project, &self.settings, now)
+                || project.status_or_default().gate != (Gate { closed: true, epoch })
+            {
                 return;
             }
             changed.await;
@@ -295,4 +296,5 @@ fn set_replicas(live: &mut StatefulSet, desired: &StatefulSet, replicas: i32, ep
             spec.template = desired.template.clone();
         }
     }
+    live.annotations_mut().remove(ROLL_HELD_SINCE);
 }

@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{DATA_DIR, ROOTLESS_ID, RUNTIME_DIR, SOCKET, mount};
+use super::super::profile::Confinement;
+use super::{RUNTIME_DIR, SOCKET, mount};
 
 /// Name of the sidecar.
 pub const COMPANION: &str = "companion";
@@ -27,7 +28,8 @@ const CONTROL_SOCKET: &str = "--control-socket=/run/companion/control.sock";
 const BIN_DIR: &str = "/run/companion-bin";
 
 /// The sidecar. It has no startup probe: the daemon need not wait for it.
-pub(super) fn container(image: &str, drain_seconds: u64) -> Container {
+pub(super) fn container(image: &str, confinement: Confinement<'_>, drain_seconds: u64) -> Container {
+    let user = confinement.user();
     Container {
         name: COMPANION.to_owned(),
         image: Some(image.to_owned()),
@@ -36,7 +38,7 @@ pub(super) fn container(image: &str, drain_seconds: u64) -> Container {
         args: Some(vec![
             "companion".to_owned(),
             format!("--buildkit-addr={SOCKET}"),
-            format!("--cache-dir={DATA_DIR}"),
+            format!("--cache-dir={}", confinement.data_dir()),
             format!("--listen=:{COMPANION_PORT}"),
             CONTROL_SOCKET.to_owned(),
             format!("--install-to={BIN_DIR}"),
@@ -59,9 +61,9 @@ pub(super) fn container(image: &str, drain_seconds: u64) -> Container {
         }),
         // As the daemon's user, whose socket and files it reads.
         security_context: Some(SecurityContext {
-            run_as_user: Some(ROOTLESS_ID),
-            run_as_group: Some(ROOTLESS_ID),
-            run_as_non_root: Some(true),
+            run_as_user: Some(user),
+            run_as_group: Some(user),
+            run_as_non_root: (user != 0).then_some(true),
             allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
             capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), ..Capabilities::default() }),
@@ -70,7 +72,7 @@ pub(super) fn container(image: &str, drain_seconds: u64) -> Container {
         }),
         volume_mounts: Some(vec![
             mount("run", RUNTIME_DIR, false),
-            mount("cache", DATA_DIR, true),
+            mount("cache", confinement.data_dir(), true),
             mount(VOLUMES[0], CONTROL_DIR, false),
             mount(VOLUMES[1], BIN_DIR, false),
         ]),

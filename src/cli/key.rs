@@ -35,7 +35,7 @@ pub struct KeyArgs {
     #[arg(long, env = "BUILDKIT_OPERATOR_ARCH", value_name = "ARCH")]
     arch: Option<String>,
     /// The build comes from code that nobody has reviewed: a fork
-    #[arg(long, env = "BUILDKIT_OPERATOR_UNTRUSTED", value_parser = clap::builder::BoolishValueParser::new())]
+    #[arg(long, env = "BUILDKIT_OPERATOR_UNTRUSTED", value_parser = yes_or_no)]
     untrusted: bool,
     /// Domain of the gateway, for the endpoint outside of the cluster
     #[arg(long, value_name = "DOMAIN", value_parser = domain_or_nothing)]
@@ -51,6 +51,15 @@ pub struct KeyArgs {
     port: u16,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// CI systems set a variable to nothing as often as they leave it out.
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "" | "0" | "f" | "false" | "n" | "no" | "off" => Ok(false),
+        "1" | "t" | "true" | "y" | "yes" | "on" => Ok(true),
+        _ => Err("want true or false".to_owned()),
+    }
 }
 
 #[derive(Serialize)]

@@ -219,6 +219,7 @@ impl Controller {
         let running = live.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1) > 0;
         let outdated = build::TEMPLATE_HASH;
         let outdated = live.annotations().get(outdated) != stateful_set.annotations().get(outdated);
+        let gate = valid.project.status_or_default().gate;
         let scaled = match (want, running) {
             (Want::Zero, false) if lifecycle::reap(valid.project, &self.settings, now) => {
                 return self.reap(valid).await.map(|gone| (!gone).then_some(Scaled::to(0)));
@@ -226,7 +227,7 @@ impl Controller {
             (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Scaled::to(0))?,
             (Want::Zero, false) => Scaled::to(0),
             (Want::Zero, true) => self.retire(valid, &stateful_set).await?,
-            (_, true) if !valid.project.status_or_default().gate.closed => {
+            (_, true) if !gate.closed && build::epoch(&live) >= gate.epoch => {
                 self.keep(valid, &live, &stateful_set, now).await?
             }
             (_, _) => self.revive(valid, &live, &stateful_set).await?,
@@ -300,13 +301,18 @@ impl Controller {
         if let Some(spec) = &mut set.spec {
             spec.replicas = Some(want.replicas());
         }
+        // Somebody may have deleted the last one: this one is of the gate's epoch.
+        let gate = valid.project.status_or_default().gate;
+        if gate.epoch > 0 {
+            build::stamp(&mut set, gate.epoch + i64::from(gate.closed && want.replicas() > 0));
+        }
         let created = self.sets.create(&post_params(), &set).await;
         let is_new = created.is_ok();
         exists(created).map_err(Self::error("create", format!("StatefulSet {name}")))?;
         if is_new {
             self.notifier.tell(valid.project, Moment::Created);
         }
-        if want.replicas() > 0 && valid.project.status_or_default().gate.closed {
+        if want.replicas() > 0 && gate.closed {
             self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
         }
         Ok(want.replicas())

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
 use super::build::config::{Base, BaseError};
-use super::build::{DAEMON_SELECTOR, PROJECT_KEY};
+use super::build::{self, DAEMON_SELECTOR, PROJECT_KEY};
 use super::health::{self, DaemonState, Fault};
 use super::settings::Settings;
 use super::signs::{self, Sign, Signs};
@@ -189,10 +189,15 @@ impl View {
     pub fn daemon(&self, key: &ProjectKey) -> DaemonState {
         let starting = |why: &str| DaemonState::Starting(why.to_owned());
         let Some(project) = self.project(key.as_str()) else { return starting("waiting for the project") };
-        if project.status.as_ref().is_some_and(|s| s.gate.closed) {
+        let gate = project.status.as_ref().map(|status| status.gate).unwrap_or_default();
+        if gate.closed {
             return starting("waiting for the daemon to come back from zero");
         }
         let Some(set) = self.stateful_set(key) else { return starting("waiting for the StatefulSet") };
+        // Each watch lags by itself: this copy may be of before the gate was closed.
+        if build::epoch(&set) < gate.epoch {
+            return starting("waiting for news of the StatefulSet");
+        }
         let (spec, state) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
         if spec.replicas.unwrap_or(1) < 1 {
             return starting("waiting for the daemon to leave zero");

@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
 use super::super::api::Gate;
-use super::super::build::{GATE_EPOCH, ROLL_HELD_SINCE, TEMPLATE_HASH};
+use super::super::build::{GATE_EPOCH, ROLL_HELD_SINCE, TEMPLATE_HASH, stamp};
 use super::super::ledger::{Closing, Operation, Outcome};
 use super::super::lifecycle;
 use super::super::metrics::{DeferralLabels, Direction, Holder, ScaleLabels};
@@ -297,4 +297,7 @@ fn set_replicas(live: &mut StatefulSet, desired: &StatefulSet, replicas: i32, ep
         }
     }
     live.annotations_mut().remove(ROLL_HELD_SINCE);
+    if replicas > 0 && !goes_on {
+        stamp(live, epoch);
+    }
 }

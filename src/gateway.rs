@@ -16,6 +16,7 @@ mod limits;
 pub mod metrics;
 mod peek;
 mod relay;
+pub mod streams;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +29,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::sni::{Domains, Reason};
 use directory::Directory;
-use limits::{Lobby, Streams};
+use limits::Lobby;
 use metrics::Metrics;
 pub use relay::Close;
+use streams::Streams;
 
 /// Keepalive: idle time, interval, probes. Finds a peer that vanished without
 /// data in flight in 60 s.
@@ -156,20 +158,20 @@ struct Gateway {
     conns: Arc<Semaphore>,
     held: Arc<Semaphore>,
     lingering: Semaphore,
-    streams: Streams,
+    streams: Arc<Streams>,
     /// Ends every connection.
     cut: CancellationToken,
 }
 
 impl Gateway {
-    fn new(config: Config, directory: Arc<Directory>, metrics: Arc<Metrics>) -> Self {
+    fn new(config: Config, directory: Arc<Directory>, streams: Arc<Streams>, metrics: Arc<Metrics>) -> Self {
         Self {
             lobby: Lobby::new(config.max_peeking),
             conns: limits::permits(config.max_conns),
             held: limits::permits(config.max_held),
             lingering: Semaphore::new(LINGERING),
             pool: relay::Pool::default(),
-            streams: Streams::default(),
+            streams,
             cut: CancellationToken::new(),
             config,
             directory,
@@ -186,11 +188,12 @@ pub async fn run(
     listener: TcpListener,
     config: Config,
     directory: Arc<Directory>,
+    streams: Arc<Streams>,
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
     tune(&listener);
-    let gateway = Arc::new(Gateway::new(config, directory, metrics));
+    let gateway = Arc::new(Gateway::new(config, directory, streams, metrics));
     let tasks = TaskTracker::new();
     accept::accept(&gateway, &listener, &tasks, &shutdown).await;
     drop(listener);
@@ -230,7 +233,7 @@ mod tests {
 
     fn gateway() -> Gateway {
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
-        Gateway::new(Config::default(), Arc::default(), Arc::new(metrics))
+        Gateway::new(Config::default(), Arc::default(), Arc::default(), Arc::new(metrics))
     }
 
     #[tokio::test]

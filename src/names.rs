@@ -85,3 +85,65 @@ impl fmt::Display for DaemonName {
         f.write_str(&self.0)
     }
 }
+
+/// Why a string is no DNS name.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ParseDnsName {
+    /// Not a label: a namespace, for example.
+    #[error("\"{0}\" is not a DNS label: want 1 to 63 of a-z, 0-9 and -, not at the ends")]
+    Label(String),
+    /// Not labels with dots between them.
+    #[error(
+        "\"{0}\" is not a domain: want DNS labels of a-z, 0-9 and - with dots between them, such as builds.example.org"
+    )]
+    Domain(String),
+}
+
+/// A DNS-1123 label, such as the name of a namespace.
+///
+/// # Errors
+/// [`ParseDnsName::Label`].
+pub fn dns_label(s: &str) -> Result<String, ParseDnsName> {
+    if is_label(s) { Ok(s.to_owned()) } else { Err(ParseDnsName::Label(s.to_owned())) }
+}
+
+/// A domain, lower-cased, without the dot at its end; or nothing.
+///
+/// # Errors
+/// [`ParseDnsName::Domain`].
+pub fn domain_or_nothing(s: &str) -> Result<String, ParseDnsName> {
+    let domain = s.trim().to_ascii_lowercase();
+    let domain = domain.strip_suffix('.').unwrap_or(&domain);
+    if domain.is_empty() || (domain.len() <= 253 && domain.split('.').all(is_label)) {
+        Ok(domain.to_owned())
+    } else {
+        Err(ParseDnsName::Domain(s.to_owned()))
+    }
+}
+
+fn is_label(s: &str) -> bool {
+    (1..=63).contains(&s.len())
+        && !s.starts_with('-')
+        && !s.ends_with('-')
+        && s.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_names_are_refused() {
+        for good in ["buildkit-builds", "a", "0"] {
+            assert_eq!(dns_label(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "Bad_NS", "-a", "a-", "a.b", &"a".repeat(64)] {
+            assert!(dns_label(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(domain_or_nothing(" Builds.Example.ORG. ").as_deref(), Ok("builds.example.org"));
+        assert_eq!(domain_or_nothing("").as_deref(), Ok(""));
+        for bad in ["bad host!", "a..b", "*.example.org", ".org"] {
+            assert!(domain_or_nothing(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,6 +1,8 @@
-//! What every long-running role shares: admin listener, lease, shutdown.
+//! What every long-running role shares: admin listener, talk among our own
+//! processes, lease, shutdown.
 
 pub mod admin;
+pub mod internal;
 pub mod lease;
 pub mod listen;
 pub mod shutdown;

@@ -11,6 +11,7 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::families::build_farm::args::FarmArgs;
@@ -19,13 +20,16 @@ use crate::families::build_farm::directory;
 use crate::families::build_farm::metrics::Metrics as ControllerMetrics;
 use crate::families::build_farm::provisioner::Farm;
 use crate::families::build_farm::settings::Settings;
+use crate::families::build_farm::truth::ask::{Truth, Witnesses};
 use crate::families::build_farm::view::View;
 use crate::families::build_farm::writer::Writer;
 use crate::gateway::directory::Directory;
+use crate::gateway::streams::{self, Streams};
 use crate::gateway::{self, args::GatewayArgs};
 use crate::names::{GROUP, OPERATOR_NAMESPACE};
 use crate::router::{self, RouteArgs, Router, Timeouts};
 use crate::runtime::admin::{self, Readiness};
+use crate::runtime::internal::{self, InternalToken};
 use crate::runtime::lease;
 use crate::runtime::listen::ListenAddress;
 use crate::runtime::shutdown::{Shutdown, on_signal};
@@ -61,6 +65,12 @@ pub struct ServerArgs {
     /// Namespace of the leader's Lease
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", default_value = OPERATOR_NAMESPACE)]
     pub pod_namespace: String,
+    /// Token that our own processes know one another by
+    #[arg(long, env = "BUILDKIT_OPERATOR_INTERNAL_TOKEN", hide_env_values = true, value_name = "TOKEN")]
+    pub internal_token: Option<InternalToken>,
+    /// Port of /internal/streams on the gateways' pods
+    #[arg(long, value_name = "PORT", default_value_t = 8081)]
+    pub gateway_metrics_port: u16,
     /// Seconds that listeners go on accepting after SIGTERM, while the address is still being given out
     #[arg(long, value_name = "SECONDS", default_value_t = 15)]
     pub shutdown_delay_seconds: u64,
@@ -84,8 +94,14 @@ pub enum PlanError {
     /// The gateway's domains.
     #[error("--domain: {0}")]
     Domains(DomainsError),
+    /// Nothing would know of builds that nobody registered.
+    #[error(
+        "--companion-image: the role controller needs the image of the companion, which is this executable's own; \
+         --companion=false runs daemons without it, and then only registered builds keep them"
+    )]
+    NoCompanionImage,
     /// The gateway without a domain would refuse every name.
-    #[error("the role gateway needs at least one --domain")]
+    #[error("the role gateway needs at least one --domain; without a gateway, run --roles controller,route")]
     NoDomain,
 }
 
@@ -129,6 +145,9 @@ impl TryFrom<ServerArgs> for Plan {
     fn try_from(args: ServerArgs) -> Result<Self, PlanError> {
         let roles: BTreeSet<Role> = args.roles.iter().copied().collect();
         let route = roles.contains(&Role::Route).then(|| router::Config::try_from(args.route.clone()));
+        if roles.contains(&Role::Controller) && args.farm.companion && args.farm.companion_image.is_empty() {
+            return Err(PlanError::NoCompanionImage);
+        }
         let gateway = roles.contains(&Role::Gateway).then(|| gateway_config(&args.gateway));
         Ok(Self {
             settings: Arc::new(Settings::from(&args.farm)),
@@ -166,11 +185,12 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
     let api = route.map(|config| listen(args.api_listen, "--api-listen").map(|l| (config, l))).transpose()?;
     let relay = gateway.map(|config| listen(args.gateway.listen, "--listen").map(|l| (config, l))).transpose()?;
 
+    let streams = relay.is_some().then(Arc::<Streams>::default);
     if roles.contains(&Role::Controller) || roles.contains(&Role::Route) {
-        let view = View::start(&client, &settings.namespace, &args.farm.buildkitd_configmap, &shutdown.closing);
+        let view = View::start(&client, &settings, &args.farm.buildkitd_configmap, &shutdown.closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
         readiness.set("caches", false);
-        tasks.spawn(synced(view.clone(), readiness.clone()));
+        tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));
         if let Some((config, listener)) = api {
             let timeouts = Timeouts::new(config.route_wait);
             let farm = Farm::new(client.clone(), view.clone(), writer.clone(), settings.clone(), config.route_wait);
@@ -181,23 +201,33 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
             let metrics = Arc::new(ControllerMetrics::default());
             metrics.register(&mut registry);
             let leading = elect(&client, &args, &shutdown, &tasks)?;
-            let controller = Controller::new(client.clone(), view, writer, settings.clone(), metrics);
+            let witnesses = Witnesses {
+                namespace: args.pod_namespace.clone(),
+                port: args.gateway_metrics_port,
+                token: args.internal_token.clone(),
+                own: streams.clone(),
+            };
+            let truth = Truth::start(client.clone(), view.clone(), witnesses, shutdown.leaving.clone());
+            let controller = Controller::new(client.clone(), view, writer, settings.clone(), metrics, truth);
             tasks.spawn(controller.run(leading, shutdown.leaving.clone()));
         }
     }
-    if let Some((config, listener)) = relay {
+    let mut internal = axum::Router::new();
+    if let (Some((config, listener)), Some(streams)) = (relay, streams) {
+        internal = internal.merge(streams::router(streams.clone()));
         let table = Arc::new(Directory::default());
         let namespace = settings.namespace.clone();
         // Streams outlive the listener: the table must be kept until they end.
         tokio::spawn(directory::feed(client, namespace, table.clone(), readiness.clone(), shutdown.closing.clone()));
         let metrics = Arc::new(gateway::metrics::Metrics::register(&mut registry));
-        tasks.spawn(gateway::run(listener, config, table, metrics, shutdown.closing.clone()));
+        tasks.spawn(gateway::run(listener, config, table, streams, metrics, shutdown.closing.clone()));
     }
     tokio::spawn(admin::serve(
         admin_listener,
         Arc::new(registry),
         readiness.clone(),
-        tokio_util::sync::CancellationToken::new(),
+        internal::guarded(args.internal_token, internal),
+        CancellationToken::new(),
     ));
     tracing::info!(roles = ?roles, namespace = settings.namespace, version = crate::VERSION, "serving");
     let delay = Duration::from_secs(args.shutdown_delay_seconds);
@@ -212,9 +242,12 @@ fn listen(address: ListenAddress, flag: &'static str) -> Result<TcpListener, Ser
     address.bind().map_err(|source| ServerError::Listen { address, flag, source })
 }
 
-async fn synced(view: Arc<View>, readiness: Readiness) {
-    view.synced().await;
-    readiness.set("caches", true);
+/// Caches may never be filled, when the type is not defined: that must not keep
+/// the process from ending.
+async fn synced(view: Arc<View>, readiness: Readiness, shutdown: CancellationToken) {
+    if shutdown.run_until_cancelled(view.synced()).await.is_some() {
+        readiness.set("caches", true);
+    }
 }
 
 /// Whether this process leads, as it changes.

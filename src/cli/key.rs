@@ -10,7 +10,7 @@ use super::exit::{Code, Failure};
 use super::{Global, Output, OutputArgs, report};
 use crate::image::native_arch;
 use crate::key::{KeyError, Project};
-use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
+use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 
 /// Print the project key of a repository; needs no cluster.
 #[derive(Debug, Args)]
@@ -35,22 +35,31 @@ pub struct KeyArgs {
     #[arg(long, env = "BUILDKIT_OPERATOR_ARCH", value_name = "ARCH")]
     arch: Option<String>,
     /// The build comes from code that nobody has reviewed: a fork
-    #[arg(long, env = "BUILDKIT_OPERATOR_UNTRUSTED", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "BUILDKIT_OPERATOR_UNTRUSTED", value_parser = yes_or_no)]
     untrusted: bool,
     /// Domain of the gateway, for the endpoint outside of the cluster
-    #[arg(long, value_name = "DOMAIN")]
+    #[arg(long, value_name = "DOMAIN", value_parser = domain_or_nothing)]
     gateway_host: Option<String>,
     /// Port of the gateway
     #[arg(long, value_name = "PORT", default_value_t = DAEMON_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     gateway_port: u16,
     /// Namespace of the daemons
-    #[arg(long, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE)]
+    #[arg(long, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE, value_parser = dns_label)]
     namespace: String,
     /// Port of the daemons
     #[arg(long, value_name = "PORT", default_value_t = DAEMON_PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     #[command(flatten)]
     output: OutputArgs,
+}
+
+/// CI systems set a variable to nothing as often as they leave it out.
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "" | "0" | "f" | "false" | "n" | "no" | "off" => Ok(false),
+        "1" | "t" | "true" | "y" | "yes" | "on" => Ok(true),
+        _ => Err("want true or false".to_owned()),
+    }
 }
 
 #[derive(Serialize)]

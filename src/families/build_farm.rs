@@ -1,7 +1,8 @@
 //! The build farm: stock `buildkitd` daemons, one warm cache per project.
 //!
 //! The reconcile is observe → validate → build → apply → status. What decides
-//! is pure: [`lifecycle`], [`validate`], [`build`], [`status`] and [`ledger`].
+//! is pure: [`lifecycle`], [`roll`], [`health`], [`validate`], [`build`],
+//! [`status`], [`moment`], [`ledger`] and [`truth`].
 //! The rest carries it out.
 
 pub mod api;
@@ -9,12 +10,18 @@ pub mod args;
 pub mod build;
 pub mod controller;
 pub mod directory;
+pub mod health;
 pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;
+pub mod moment;
 pub mod provisioner;
+pub mod roll;
+pub mod scheduling;
 pub mod settings;
+pub mod signs;
 pub mod status;
+pub mod truth;
 pub mod validate;
 pub mod view;
 pub mod writer;

@@ -85,10 +85,11 @@ async fn hello(gateway: &Gateway, client: &TcpStream, accepted: Instant) -> Resu
 }
 
 async fn relay(gateway: &Gateway, client: &TcpStream, mut routed: Routed) -> Ended {
-    let _open = gateway.streams.open(&routed.daemon);
+    let stream = gateway.streams.open(&routed.daemon);
     let relay = Relay {
         client,
         daemon: &routed.stream,
+        stream: &stream,
         pool: &gateway.pool,
         metrics: &gateway.metrics,
         half_close: gateway.config.half_close,

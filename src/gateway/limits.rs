@@ -1,11 +1,9 @@
-//! How much at once: sockets without a server name, and streams of each daemon.
+//! How much at once: permits, and seats for sockets without a server name.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, Semaphore};
-
-use crate::names::DaemonName;
 
 /// So many permits; 0 stands for no limit.
 pub(super) fn permits(limit: usize) -> Arc<Semaphore> {
@@ -74,46 +72,6 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// How many streams each daemon has through this gateway.
-#[derive(Debug, Default)]
-pub(super) struct Streams(Mutex<HashMap<DaemonName, usize>>);
-
-impl Streams {
-    /// Counts one more, for as long as the answer lives.
-    pub(super) fn open(&self, daemon: &DaemonName) -> Stream<'_> {
-        *self.lock().entry(daemon.clone()).or_default() += 1;
-        Stream { streams: self, daemon: daemon.clone() }
-    }
-
-    /// Whether a daemon has any.
-    pub(super) fn any(&self, daemon: &DaemonName) -> bool {
-        self.lock().contains_key(daemon)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<DaemonName, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One stream in [`Streams`].
-#[derive(Debug)]
-pub(super) struct Stream<'a> {
-    streams: &'a Streams,
-    daemon: DaemonName,
-}
-
-impl Drop for Stream<'_> {
-    fn drop(&mut self) {
-        let mut streams = self.streams.lock();
-        if let Some(count) = streams.get_mut(&self.daemon) {
-            *count -= 1;
-            if *count == 0 {
-                streams.remove(&self.daemon);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
@@ -140,16 +98,5 @@ mod tests {
         drop(lobby.enter());
         let second = lobby.enter();
         assert!(second.evicted().now_or_never().is_none());
-    }
-
-    #[test]
-    fn streams_are_counted_by_daemon() {
-        let (streams, daemon): (_, DaemonName) = (Streams::default(), "buildkitd-a".parse().unwrap());
-        let (one, two) = (streams.open(&daemon), streams.open(&daemon));
-        drop(one);
-        assert!(streams.any(&daemon));
-        assert!(!streams.any(&"buildkitd-b".parse().unwrap()));
-        drop(two);
-        assert!(!streams.any(&daemon));
     }
 }

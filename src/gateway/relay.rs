@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::metrics::Metrics;
+use super::streams::Stream;
 pub(super) use half::Pool;
 use half::{Failure, Half, Socket, Wants};
 
@@ -65,6 +66,8 @@ pub(super) struct Ended {
 pub(super) struct Relay<'a> {
     pub(super) client: &'a TcpStream,
     pub(super) daemon: &'a TcpStream,
+    /// Told whenever bytes move.
+    pub(super) stream: &'a Stream<'a>,
     pub(super) pool: &'a Pool,
     pub(super) metrics: &'a Metrics,
     /// How long one half may stay silent once the other has ended.
@@ -126,9 +129,13 @@ impl Relay<'_> {
         let went_down = down.step(self.daemon, self.client, self.pool);
         self.metrics.up.inc_by(up.written() - before.0);
         self.metrics.down.inc_by(down.written() - before.1);
+        let moved = (up.written(), down.written()) != before;
+        if moved {
+            self.stream.moves();
+        }
         went_up.map_err(|failure| blame(&failure, Close::ClientReset, Close::DaemonReset))?;
         went_down.map_err(|failure| blame(&failure, Close::DaemonReset, Close::ClientReset))?;
-        Ok((up.written(), down.written()) != before)
+        Ok(moved)
     }
 }
 

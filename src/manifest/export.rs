@@ -30,16 +30,19 @@ pub fn plain(rendered: &Rendered) -> Vec<(String, String)> {
             None => groups.push((object, vec![object])),
         }
     }
+    let groups: Vec<(String, Vec<&Object>)> = groups
+        .into_iter()
+        .enumerate()
+        .map(|(number, (first, objects))| (format!("{number:02}-{}-{}.yaml", first.runlevel, first.component), objects))
+        .collect();
     let mut files: Vec<_> = groups
         .iter()
-        .enumerate()
-        .map(|(number, (first, objects))| {
-            let name = format!("{number:02}-{}-{}.yaml", first.runlevel, first.component);
+        .map(|(name, objects)| {
             let documents: Vec<String> = objects.iter().map(|object| emit::to_yaml(&object.body)).collect();
-            (name, format!("# {HEADER}, version {}\n{}", crate::VERSION, documents.join("---\n")))
+            (name.clone(), format!("# {HEADER}, version {}\n{}", crate::VERSION, documents.join("---\n")))
         })
         .collect();
-    files.push((NOTE.to_owned(), note(rendered)));
+    files.push((NOTE.to_owned(), note(rendered, &groups)));
     files
 }
 
@@ -50,12 +53,31 @@ pub fn left_out(rendered: &Rendered) -> Vec<String> {
     generated.chain(certificates).collect()
 }
 
-fn note(rendered: &Rendered) -> String {
+/// The commands that apply one file and wait for what the next one needs.
+fn apply_and_wait(note: &mut String, name: &str, objects: &[&Object]) {
+    let _ = writeln!(note, "kubectl apply --server-side -f {name}");
+    for object in objects {
+        let namespace = object.id.namespace.as_deref().unwrap_or_default();
+        let _ = match object.id.kind.as_str() {
+            "CustomResourceDefinition" => {
+                writeln!(note, "kubectl wait --for=condition=Established crd/{}", object.id.name)
+            }
+            "Deployment" => writeln!(note, "kubectl -n {namespace} rollout status deployment/{}", object.id.name),
+            _ => Ok(()),
+        };
+    }
+    if objects.iter().any(|object| object.id.kind == "Namespace") {
+        note.push_str("# Now make the Secrets below.\n");
+    }
+}
+
+fn note(rendered: &Rendered, groups: &[(String, Vec<&Object>)]) -> String {
     let mut note = format!("<!-- {HEADER}, version {} -->\n# Profile {}\n", crate::VERSION, rendered.profile);
-    note.push_str(
-        "\nApply the files in the order of their names, each when what the one before it holds is ready:\n\n\
-         ```sh\nfor file in *.yaml; do kubectl apply --server-side -f \"$file\"; done\n```\n",
-    );
+    note.push_str("\nApply the files in the order of their names:\n\n```sh\n");
+    for (name, objects) in groups {
+        apply_and_wait(&mut note, name, objects);
+    }
+    note.push_str("```\n");
     if !rendered.generated.is_empty() {
         note.push_str(
             "\nNo token leaves in an export. Make once what `bko-install cluster init` would make:\n\n```sh\n",
@@ -71,11 +93,13 @@ fn note(rendered: &Rendered) -> String {
     }
     if !rendered.certificates.is_empty() {
         note.push_str(
-            "\nNo private key leaves in an export either. These Secrets hold the certificates, in the keys \
-             `ca.pem`, `cert.pem` and `key.pem`; make them yourself, or let `bko-install cluster init` make them:\n\n",
+            "\nNo private key leaves in an export either. These Secrets hold the certificates; make them with your own \
+             authority (docs/certificates.md says what they must cover), or install with `bko-install cluster init` \
+             instead, which makes them:\n\n",
         );
         for spec in &rendered.certificates {
-            let _ = writeln!(note, "- `{}/{}`", spec.namespace, spec.secret);
+            let keys = if spec.is_authority() { "`ca.pem`, `ca-key.pem`" } else { "`ca.pem`, `cert.pem`, `key.pem`" };
+            let _ = writeln!(note, "- `{}/{}`: {keys}", spec.namespace, spec.secret);
         }
     }
     note

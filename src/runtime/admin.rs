@@ -1,4 +1,5 @@
-//! One admin listener per process: `/metrics`, `/healthz`, `/readyz`.
+//! One admin listener per process: `/metrics`, `/healthz`, `/readyz`, and what
+//! our own processes ask one another.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +32,7 @@ impl Readiness {
     }
 }
 
-/// Serves the admin endpoints until `shutdown`.
+/// Serves the admin endpoints, and `internal` beside them, until `shutdown`.
 ///
 /// # Errors
 /// When the listener fails.
@@ -39,12 +40,14 @@ pub async fn serve(
     listener: TcpListener,
     registry: Arc<Registry>,
     readiness: Readiness,
+    internal: Router,
     shutdown: CancellationToken,
 ) -> std::io::Result<()> {
     let app = Router::new()
         .route("/healthz", get(|| async { StatusCode::OK }))
         .route("/readyz", get(ready).with_state(readiness))
-        .route("/metrics", get(metrics).with_state(registry));
+        .route("/metrics", get(metrics).with_state(registry))
+        .merge(internal);
     axum::serve(listener, app).with_graceful_shutdown(shutdown.cancelled_owned()).await
 }
 

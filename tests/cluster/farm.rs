@@ -70,6 +70,7 @@ impl Server {
             .arg("server")
             .args(["--kubeconfig", &cluster.kubeconfig().display().to_string(), "--roles", "controller,route"])
             .args(["--api-listen", &api.to_string(), "--metrics-addr", &admin.to_string(), "-v"])
+            .arg("--companion-image=bko-install:test")
             .args(flags)
             .envs(env.iter().copied())
             .stdin(Stdio::null())

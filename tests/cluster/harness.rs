@@ -9,6 +9,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod cluster;
+pub(crate) mod companion;
 pub(crate) mod container_runtime;
 pub(crate) mod control_plane;
 pub(crate) mod executable;

@@ -7,7 +7,10 @@ mod farm;
 mod harness;
 mod harness_checks;
 mod installer;
+mod lifecycle;
+mod projects;
 mod routes;
+mod truth;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -62,6 +65,22 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(routes::a_follower_takes_over),
         test!(routes::the_controller_owns_what_it_makes),
         test!(routes::an_outage_of_the_api_server_is_waited_out_or_said).serial(),
+        test!(projects::what_cannot_take_effect_is_refused_with_its_reason),
+        test!(projects::daemons_of_every_profile_are_accepted),
+        test!(lifecycle::an_eviction_is_refused_during_a_build_and_granted_after),
+        test!(lifecycle::builds_in_a_row_share_one_budget),
+        test!(lifecycle::a_quota_fails_the_route_with_its_reason).limit(Duration::from_secs(150)),
+        test!(lifecycle::a_claim_that_cannot_be_bound_fails_the_route),
+        test!(lifecycle::a_pod_that_no_node_takes_fails_the_route_unless_a_node_is_coming),
+        test!(lifecycle::an_image_that_is_missing_fails_the_route_and_a_slow_registry_does_not),
+        test!(lifecycle::a_changed_template_waits_for_the_builds_in_flight),
+        test!(lifecycle::a_broken_daemon_on_an_old_template_is_rolled_at_once),
+        test!(lifecycle::the_steps_of_a_daemons_life_are_told_once),
+        test!(lifecycle::an_oom_kill_is_told_and_no_wedge),
+        test!(truth::a_build_that_nobody_registered_keeps_its_daemon).limit(Duration::from_secs(90)),
+        test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
+        test!(truth::a_route_ends_the_asking_at_once),
+        test!(truth::an_entry_that_nobody_uses_expires_early),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use serde_json::json;
 
@@ -20,19 +21,19 @@ use crate::harness::Cluster;
 use crate::harness::control_plane;
 use crate::harness::play::Play;
 
-const POD: &str = "buildkitd-p41bd34a2227aca39-0";
+pub(crate) const POD: &str = "buildkitd-p41bd34a2227aca39-0";
 
 /// The player notes that a pod is ready a moment after it has said so.
-const SOON: Duration = Duration::from_millis(200);
+pub(crate) const SOON: Duration = Duration::from_millis(200);
 
-struct Farm {
-    namespace: String,
-    operator: String,
-    play: Play,
+pub(crate) struct Farm {
+    pub(crate) namespace: String,
+    pub(crate) operator: String,
+    pub(crate) play: Play,
 }
 
 /// Namespaces of the test's own, the type defined, pods played.
-async fn farm(cluster: &Cluster, prefix: &str) -> anyhow::Result<Farm> {
+pub(crate) async fn farm(cluster: &Cluster, prefix: &str) -> anyhow::Result<Farm> {
     farm::define(cluster).await?;
     let namespaces = cluster.namespaces(prefix);
     namespaces.create(&cluster.client()).await?;
@@ -41,7 +42,7 @@ async fn farm(cluster: &Cluster, prefix: &str) -> anyhow::Result<Farm> {
 }
 
 impl Farm {
-    fn flags<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+    pub(crate) fn flags<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
         let mut flags = vec!["--namespace", &self.namespace, "--pod-namespace", &self.operator];
         flags.extend(more);
         flags
@@ -135,8 +136,8 @@ pub(crate) async fn a_route_during_a_scale_down_gets_the_next_daemon(cluster: Ar
         ensure!(farm::replicas(&cluster, &farm.namespace, KEY).await? == 1, "round {i}: taken down under a build");
         ensure!(farm.play.ready(POD).is_some(), "round {i}: its pod was deleted");
         server.complete(&answer).await?;
-        // From "at once" to "when it is all over".
-        tokio::time::sleep(Duration::from_millis(u64::try_from(i * 7)?)).await;
+        // From "at once", over "while it is asked whether it is quiet", to "when it is all over".
+        tokio::time::sleep(Duration::from_millis(u64::try_from(i * 180)?)).await;
     }
     Ok(())
 }
@@ -174,6 +175,10 @@ pub(crate) async fn a_steady_farm_causes_no_writes(cluster: Arc<Cluster>) -> any
     }
     for project in farm::names::<BuildProject>(&cluster, &farm.namespace).await? {
         farm::until(&cluster, &farm.namespace, &project, "warm", |p| phase(p) == Some(Phase::Warm)).await?;
+    }
+    // Budgets outlive the last build by some seconds.
+    while !farm::names::<PodDisruptionBudget>(&cluster, &farm.namespace).await?.is_empty() {
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let since = Timestamp::now();
     tokio::time::sleep(Duration::from_secs(6)).await;
@@ -252,6 +257,6 @@ pub(crate) async fn the_controller_owns_what_it_makes(cluster: Arc<Cluster>) -> 
     Ok(())
 }
 
-fn phase(project: &BuildProject) -> Option<Phase> {
+pub(crate) fn phase(project: &BuildProject) -> Option<Phase> {
     project.status.as_ref().and_then(|status| status.phase)
 }

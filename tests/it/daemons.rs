@@ -4,7 +4,7 @@
 use bko_install::families::build_farm::api::BuildProject;
 use bko_install::families::build_farm::build::build;
 use bko_install::families::build_farm::build::config::Base;
-use bko_install::families::build_farm::settings::Settings;
+use bko_install::families::build_farm::settings::{Sandbox, Settings};
 use bko_install::families::build_farm::validate::{Invalid, validate};
 
 fn project(yaml: &str) -> BuildProject {
@@ -36,7 +36,8 @@ spec:
 
 fn render(yaml: &str) -> String {
     let project = project(yaml);
-    let resources = build(&validate(&project).unwrap(), &Settings::default(), &Base::default());
+    let settings = Settings { companion: Some("example.test/bko-install:1".into()), ..Settings::default() };
+    let resources = build(&validate(&project).unwrap(), &settings, &Base::default());
     let set = serde_yaml::to_string(&resources.stateful_set).unwrap();
     format!("{set}---\n{}", serde_yaml::to_string(&resources.service).unwrap())
 }
@@ -59,6 +60,17 @@ fn a_fork_is_labelled_untrusted_and_loses_its_cache_with_its_project() {
 }
 
 #[test]
+fn without_a_companion_the_daemon_is_asked_itself() {
+    let project = project(CANONICAL);
+    let resources = build(&validate(&project).unwrap(), &Settings::default(), &Base::default());
+    let pod = resources.stateful_set.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.init_containers, None);
+    let daemon = &pod.containers[0];
+    assert!(daemon.lifecycle.is_none() && daemon.liveness_probe.as_ref().unwrap().exec.is_some());
+    assert!(!serde_yaml::to_string(&pod).unwrap().contains("companion"));
+}
+
+#[test]
 fn a_project_that_no_daemon_can_serve_says_why() {
     let mut renamed = project(CANONICAL);
     renamed.metadata.name = Some("other".into());
@@ -66,7 +78,52 @@ fn a_project_that_no_daemon_can_serve_says_why() {
         validate(&renamed).unwrap_err(),
         Invalid::NameIsNotKey { key: "p41bd34a2227aca39".into(), name: "other".into() }
     );
-    let mut privileged = project(CANONICAL);
-    privileged.spec.security_profile = bko_install::families::build_farm::api::SecurityProfile::Privileged;
-    assert!(validate(&privileged).unwrap_err().to_string().contains("privileged"));
+}
+
+/// The parts of a pod that differ between profiles.
+fn confined(yaml: &str, settings: &Settings) -> String {
+    let project = project(yaml);
+    let set = build(&validate(&project).unwrap(), settings, &Base::default()).stateful_set;
+    let pod = set.spec.unwrap().template.spec.unwrap();
+    let daemon = &pod.containers[0];
+    let mount = daemon.volume_mounts.iter().flatten().find(|mount| mount.name == "cache").unwrap();
+    serde_yaml::to_string(&serde_json::json!({
+        "hostUsers": pod.host_users, "runtimeClassName": pod.runtime_class_name, "securityContext": pod.security_context,
+        "image": daemon.image, "cache": mount.mount_path, "daemon": daemon.security_context,
+        "noProcessSandbox": daemon.args.iter().flatten().any(|arg| arg == "--oci-worker-no-process-sandbox"),
+        "config": daemon.args.iter().flatten().any(|arg| arg == "--config"),
+    }))
+    .unwrap()
+}
+
+#[test]
+fn profiles_differ_in_image_user_privileges_and_directory() {
+    let settings = Settings::default();
+    let profile = |name: &str| CANONICAL.replace("arch: amd64", &format!("arch: amd64, securityProfile: {name}"));
+    insta::assert_snapshot!("profile_userns", confined(&profile("userns"), &settings));
+    insta::assert_snapshot!("profile_privileged", confined(&profile("privileged"), &settings));
+}
+
+#[test]
+fn untrusted_builds_go_to_the_sandbox_and_others_do_not() {
+    let sandbox = Sandbox { runtime_class: "kata-clh".into(), image: None };
+    let mut settings = Settings { sandbox: Some(sandbox), ..Settings::default() };
+    insta::assert_snapshot!("profile_sandboxed", confined(FORK, &settings));
+    assert!(confined(CANONICAL, &settings).contains("runtimeClassName: null"));
+    settings.sandbox.as_mut().unwrap().image = Some("example.org/buildkit:vm".into());
+    assert!(confined(FORK, &settings).contains("image: example.org/buildkit:vm"));
+}
+
+#[test]
+fn daemons_run_where_they_are_told_to_on_nodes_of_their_architecture() {
+    let json = r#"{"nodeSelector": {"pool": "builds"}, "tolerations": [{"key": "builds", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}"#;
+    let settings = Settings { scheduling: json.parse().unwrap(), ..Settings::default() };
+    let project = project(FORK);
+    let set = build(&validate(&project).unwrap(), &settings, &Base::default()).stateful_set;
+    let pod = set.spec.unwrap().template.spec.unwrap();
+    let selector = pod.node_selector.unwrap();
+    assert_eq!((selector["pool"].as_str(), selector["kubernetes.io/arch"].as_str()), ("builds", "arm64"));
+    assert_eq!(pod.tolerations.unwrap()[0].key.as_deref(), Some("builds"));
+    assert!(pod.affinity.unwrap().node_affinity.is_some());
 }

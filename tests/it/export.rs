@@ -19,6 +19,7 @@ use serde_json::Value;
 const IMAGE: &str = "registry.example.com/bko-install:1.2.3";
 
 const SECRETS: &str = "left out, because they hold secrets: buildkit-operator/buildkit-operator-token, \
+                       buildkit-operator/buildkit-operator-internal, \
                        buildkit-operator/buildkit-operator-ca, buildkit-builds/buildkit-client-certs, \
                        buildkit-builds/buildkit-daemon-certs\n";
 

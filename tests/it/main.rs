@@ -1,6 +1,14 @@
 //! Everything that needs no cluster: rendering, plans, the command line, and
 //! sockets on loopback.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "helpers of tests, outside of #[test] functions"
+)]
+
 mod certificates;
 mod cli;
 mod companion;
@@ -11,6 +19,7 @@ mod image;
 mod install;
 mod key_command;
 mod keys;
+mod metrics;
 mod plans;
 mod profiles;
 mod purity;

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 21] = [
+const CORE: [&str; 22] = [
     "names.rs",
     "key.rs",
     "profile.rs",
@@ -25,6 +25,7 @@ const CORE: [&str; 21] = [
     "families/build_farm/status.rs",
     "families/build_farm/validate.rs",
     "families/build_farm/settings.rs",
+    "families/build_farm/truth.rs",
     "families/build_farm/build.rs",
     "families/build_farm/build",
 ];

@@ -106,14 +106,15 @@ fn without_a_domain_there_is_no_gateway() {
 #[test]
 fn the_token_is_generated_unless_the_api_is_open() {
     let rendered = embedded("default", &["auth.tokenSecret=mine"]).unwrap();
-    let [token] = rendered.generated.as_slice() else { panic!("{:?}", rendered.generated) };
+    let [token, internal] = rendered.generated.as_slice() else { panic!("{:?}", rendered.generated) };
     assert_eq!(
         (token.namespace.as_str(), token.name.as_str(), token.key.as_str()),
         ("buildkit-operator", "mine", "token")
     );
+    assert_eq!((internal.name.as_str(), internal.bytes), ("buildkit-operator-internal", 32));
     assert_eq!(token.labels["bko-install/component"], "auth");
     let open = embedded("default", &["auth.open=true"]).unwrap();
-    assert!(open.generated.is_empty());
+    assert!(open.generated.iter().all(|secret| secret.name == "buildkit-operator-internal"));
     let all = open.objects.iter().map(|object| object.body.to_string()).collect::<String>();
     assert!(all.contains("--auth-open") && !all.contains("BUILDKIT_OPERATOR_AUTH_TOKEN"));
 }

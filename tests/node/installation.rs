@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ use kube::api::{ListParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::ChildStderr;
 
 use crate::shared::harness::{Node, executable, process};
 
@@ -94,8 +96,10 @@ impl<'a> Installation<'a> {
         let map: ConfigMap = serde_json::from_value(json!({
             "metadata": {"name": "buildkitd-config"}, "data": {"buildkitd.toml": node.buildkitd_toml()},
         }))?;
-        Api::namespaced(node.client(), BUILDS).create(&PostParams::default(), &map).await?;
-        Ok(())
+        match Api::namespaced(node.client(), BUILDS).create(&PostParams::default(), &map).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            created => created.map(|_| ()).map_err(Into::into),
+        }
     }
 
     /// What `POST` answers.
@@ -167,6 +171,42 @@ impl<'a> Installation<'a> {
         Ok(Build { printed, took: begun.elapsed() })
     }
 
+    /// Begins a build with a step that takes `seconds`, and returns when that step runs.
+    pub(crate) async fn begin(&self, address: &str, name: &str, seconds: u32) -> anyhow::Result<Running> {
+        self.build(address, name, seconds)?.has_printed(&format!("begun {name}")).await
+    }
+
+    /// The same, but returns at once: a step that is cached does not run.
+    pub(crate) fn build(&self, address: &str, name: &str, seconds: u32) -> anyhow::Result<Running> {
+        let context = PathBuf::from("/run/bko/slow");
+        std::fs::create_dir_all(&context)?;
+        // The step's own command does not read like what it prints.
+        let run = "RUN echo \"be\"gun $NAME && sleep $SECONDS && echo \"en\"ded $NAME";
+        std::fs::write(context.join("Dockerfile"), format!("ARG BASE\nFROM ${{BASE}}\nARG NAME SECONDS\n{run}\n"))?;
+        let context = context.display().to_string();
+        let mut build = self.node.tools().command("buildctl");
+        build.arg("--addr").arg(address);
+        for (flag, file) in [("--tlscacert", "ca.pem"), ("--tlscert", "cert.pem"), ("--tlskey", "key.pem")] {
+            build.arg(flag).arg(self.certificates.join(file));
+        }
+        if let Some(daemon) = name.strip_prefix("direct-") {
+            build.args(["--tlsservername", &format!("{daemon}.{BUILDS}.svc.cluster.local")]);
+        }
+        build.args(["build", "--progress=plain", "--frontend=dockerfile.v0"]);
+        build.args(["--local", &format!("context={context}"), "--local", &format!("dockerfile={context}")]);
+        for (argument, value) in [("BASE", &self.base), ("NAME", &name.to_owned()), ("SECONDS", &seconds.to_string())] {
+            build.args(["--opt", &format!("build-arg:{argument}={value}")]);
+        }
+        Running::start(build)
+    }
+
+    /// Where the daemon's Service is, past the gateway.
+    pub(crate) async fn direct(&self, daemon: &str) -> anyhow::Result<String> {
+        let service = Api::<Service>::namespaced(self.node.client(), BUILDS).get(daemon).await?;
+        let address = service.spec.and_then(|spec| spec.cluster_ip).context("the daemon has no address")?;
+        Ok(format!("tcp://{address}:1234"))
+    }
+
     /// What the gateway's metrics say of one series, over its pods.
     pub(crate) async fn gateway_metric(&self, series: &str) -> anyhow::Result<f64> {
         let pods = Api::<Pod>::namespaced(self.node.client(), OPERATOR);
@@ -195,6 +235,52 @@ impl<'a> Installation<'a> {
             Ok(found) => found.map(|_| ()).map_err(Into::into),
             Err(_) => bail!("{key} is not {what} within {limit:?}: {:?}", api.get_opt(key).await?.map(|p| p.status)),
         }
+    }
+}
+
+/// A build that runs.
+pub(crate) struct Running {
+    child: tokio::process::Child,
+    lines: tokio::io::Lines<BufReader<ChildStderr>>,
+    printed: String,
+}
+
+impl Running {
+    fn start(command: Command) -> anyhow::Result<Self> {
+        let mut command = tokio::process::Command::from(command);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn()?;
+        let lines = BufReader::new(child.stderr.take().context("no output")?).lines();
+        Ok(Self { child, lines, printed: String::new() })
+    }
+
+    async fn has_printed(mut self, marker: &str) -> anyhow::Result<Self> {
+        let begun = async {
+            while let Some(line) = self.lines.next_line().await? {
+                self.printed += &format!("{line}\n");
+                if line.contains(marker) {
+                    return Ok(());
+                }
+            }
+            bail!("the build ended before its step ran:\n{}", self.printed)
+        };
+        tokio::time::timeout(Duration::from_secs(60), begun).await.context("the step does not run")??;
+        Ok(self)
+    }
+
+    /// Waits until it has ended, and returns its exit code and what it printed.
+    pub(crate) async fn ends(mut self) -> anyhow::Result<(Option<i32>, String)> {
+        while let Some(line) = self.lines.next_line().await? {
+            self.printed += &format!("{line}\n");
+        }
+        Ok((self.child.wait().await?.code(), self.printed))
+    }
+
+    /// It must end well.
+    pub(crate) async fn succeeds(self, in_spite_of: &str) -> anyhow::Result<()> {
+        let (code, printed) = self.ends().await?;
+        ensure!(code == Some(0) && printed.contains("ended "), "cut by {in_spite_of}, exit code {code:?}:\n{printed}");
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ mod shared {
     pub(crate) mod harness;
 }
 
+mod builds;
 mod farm;
 mod harness_checks;
 mod installation;
@@ -28,6 +29,7 @@ fn tests() -> Vec<Test<Node>> {
         test!(harness_checks::rootless_buildkit_builds_the_example),
         test!(refusals::a_missing_image_is_told_with_a_way_to_have_it).serial(),
         test!(refusals::a_container_that_cannot_start_is_told).serial(),
+        test!(builds::nothing_takes_a_daemon_from_a_running_build).serial().limit(Duration::from_secs(600)),
         test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]
 }

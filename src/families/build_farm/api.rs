@@ -1,10 +1,11 @@
 //! The `BuildProject` custom resource, field for field the reference's, so that
 //! existing objects keep working. The manifest under `manifests/crd` is
 //! generated from these types.
+#![allow(unreachable_pub, reason = "the derived schema repeats the type within a function")]
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::CustomResource;
+use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +14,16 @@ use crate::key::Arch;
 /// Builds that may be in flight at once on one project: the list's limit.
 pub const MAX_INFLIGHT: usize = 2000;
 
+// A rule on an optional field alone would not see it come or go.
+const STORAGE_CLASS_STAYS: &str = "has(self.storageClass) == has(oldSelf.storageClass) && \
+     (!has(self.storageClass) || self.storageClass == oldSelf.storageClass)";
+const SNAPSHOT_STAYS: &str = "has(self.restoreFromSnapshot) == has(oldSelf.restoreFromSnapshot) && \
+     (!has(self.restoreFromSnapshot) || self.restoreFromSnapshot == oldSelf.restoreFromSnapshot)";
+
 /// One project of the farm: which builds share a cache, and how its daemon is kept.
-#[derive(CustomResource, Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+// What cannot take effect any more once a cache exists, the API server refuses
+// to change: a value that is accepted and does nothing misleads.
+#[derive(CustomResource, Clone, Debug, PartialEq, Deserialize, Serialize, KubeSchema)]
 #[kube(
     group = "buildkit-operator.socialgouv.github.io",
     version = "v1alpha1",
@@ -25,6 +34,7 @@ pub const MAX_INFLIGHT: usize = 2000;
     namespaced,
     status = "BuildProjectStatus",
     derive = "PartialEq",
+    validation = Rule::new("self.metadata.name == self.spec.key").message("spec.key must equal metadata.name: routes find the object by it"),
     printcolumn = r#"{"name":"Arch","type":"string","jsonPath":".spec.arch"}"#,
     printcolumn = r#"{"name":"Tier","type":"string","jsonPath":".spec.tier"}"#,
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
@@ -33,9 +43,15 @@ pub const MAX_INFLIGHT: usize = 2000;
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new(STORAGE_CLASS_STAYS).message("storageClass cannot change: the cache volume is made once"),
+    validation = Rule::new(SNAPSHOT_STAYS)
+        .message("restoreFromSnapshot cannot change: the cache volume is made once")
+)]
 pub struct BuildProjectSpec {
     /// Routing key; also the object's name. Never changes.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1, max = 53))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("key cannot change: it names the daemon and its cache"))]
     pub key: String,
     /// Normalised repository reference, for people and for identity checks.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -46,14 +62,15 @@ pub struct BuildProjectSpec {
     /// Dockerfile target.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub target: String,
-    /// Architecture that the daemon builds natively.
+    /// Architecture that the daemon builds natively. Never changes.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("arch cannot change: the cache holds its binaries"))]
     pub arch: Arch,
-    /// StorageClass of the cache volume; the cluster's default when absent.
+    /// StorageClass of the cache volume, at creation only; the cluster's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub storage_class: Option<String>,
     /// Size of the cache volume, in GiB.
     #[serde(default = "default_cache_volume_gi")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 65536))]
     pub cache_volume_gi: i32,
     /// `hot` never scales to zero.
     #[serde(default)]
@@ -71,7 +88,7 @@ pub struct BuildProjectSpec {
     pub restore_from_snapshot: Option<String>,
     /// Number of copy-on-write clones kept beside the daemon.
     #[serde(default, skip_serializing_if = "is_zero")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 64))]
     pub fanout: i32,
     /// When builds export to the cold cache in object storage.
     #[serde(default)]
@@ -137,7 +154,8 @@ pub struct BuildProjectStatus {
     /// When a build or a prewarm last asked for the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_build_time: Option<Time>,
-    /// Routes of the last 24 hours, oldest first, at most 30.
+    /// Routes of the last 24 hours, oldest first, at most 30; of those in one
+    /// quarter of an hour the oldest give way first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent_build_times: Vec<Time>,
     /// Name of the newest complete snapshot.

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::settings::{DAEMON_IMAGE, Settings};
-use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
+use super::scheduling::Scheduling;
+use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
+use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 
 /// Flags of the build farm.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Build farm")]
 pub struct FarmArgs {
     /// Namespace of projects and daemons
-    #[arg(long, value_name = "NAME", default_value = BUILDS_NAMESPACE)]
+    #[arg(long, value_name = "NAME", default_value = BUILDS_NAMESPACE, value_parser = dns_label)]
     pub namespace: String,
     /// Port that daemons serve on
     #[arg(long, default_value_t = DAEMON_PORT)]
@@ -20,6 +21,26 @@ pub struct FarmArgs {
     /// Image of the daemons
     #[arg(long, value_name = "REF", default_value = DAEMON_IMAGE)]
     pub buildkit_image: String,
+    /// RuntimeClass that gives each daemon of untrusted builds a machine of its own; empty for none
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub sandbox_runtime_class: String,
+    /// Image of the daemons in the sandbox; empty for that of the others without `-rootless`
+    #[arg(long, value_name = "REF", default_value = "")]
+    pub sandbox_buildkit_image: String,
+    /// JSON object with nodeSelector, tolerations, affinity and pinArch of the daemons
+    #[arg(long, value_name = "JSON", default_value = "")]
+    pub daemon_scheduling: Scheduling,
+    /// Seconds that a daemon may wait for a node before routes are told that none takes it; an autoscaler that says
+    /// it is making one is always waited for
+    #[arg(long, value_name = "SECONDS", default_value_t = 8)]
+    pub unschedulable_wait_seconds: u32,
+    /// Whether a companion runs beside each daemon; without it nothing knows of builds that nobody registered
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = true, action = clap::ArgAction::Set)]
+    pub companion: bool,
+    /// Image of the companion: of this very executable
+    #[arg(long, value_name = "REF", default_value = "")]
+    pub companion_image: String,
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
@@ -38,14 +59,21 @@ pub struct FarmArgs {
     /// Seconds without a build after which the daemon of untrusted builds goes to zero
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub fork_idle_seconds: u32,
+    /// Idle seconds that a project may earn by building often; 0 keeps every project at its own
+    #[arg(long, value_name = "SECONDS", default_value_t = 21_600)]
+    pub adaptive_idle_max_seconds: u32,
     /// Age in seconds at which a build that was never released stops holding its daemon; 0 means 7200
     #[arg(long, value_name = "SECONDS", default_value_t = 7200)]
     pub max_build_seconds: u32,
+    /// Age in seconds from which a build that was never released may stop holding its daemon when neither a build
+    /// nor a stream is there; 0 waits for its full age
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub unused_entry_seconds: u32,
     /// Builds that may be in flight at once on one project
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u16).range(1..=2000))]
     pub max_inflight: u16,
     /// Domain of the gateway; without it, endpoints are in-cluster names
-    #[arg(long, value_name = "DOMAIN", default_value = "")]
+    #[arg(long, value_name = "DOMAIN", default_value = "", value_parser = domain_or_nothing)]
     pub gateway_host: String,
     /// Port of the gateway that clients dial; 0 means the daemons' port
     #[arg(long, value_name = "PORT", default_value_t = 0)]
@@ -56,17 +84,25 @@ impl From<&FarmArgs> for Settings {
     fn from(args: &FarmArgs) -> Self {
         let some = |s: &String| (!s.is_empty()).then(|| s.clone());
         let gateway_port = if args.gateway_port == 0 { args.port } else { args.gateway_port };
+        let unused_entry = Duration::from_secs(args.unused_entry_seconds.into());
         let max_build = if args.max_build_seconds == 0 { 7200 } else { args.max_build_seconds };
         Self {
             namespace: args.namespace.clone(),
             port: args.port,
             daemon_image: args.buildkit_image.clone(),
+            sandbox: some(&args.sandbox_runtime_class)
+                .map(|runtime_class| Sandbox { runtime_class, image: some(&args.sandbox_buildkit_image) }),
+            scheduling: args.daemon_scheduling.clone(),
+            companion: some(&args.companion_image).filter(|_| args.companion),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),
             cache_volume_gi: args.cache_volume_gi,
             idle: Duration::from_secs(args.idle_seconds.into()),
             fork_idle: Duration::from_secs(args.fork_idle_seconds.into()),
+            unschedulable: Duration::from_secs(args.unschedulable_wait_seconds.into()),
+            adaptive_idle_max: Duration::from_secs(args.adaptive_idle_max_seconds.into()),
             max_build: Duration::from_secs(max_build.into()),
+            unused_entry: (!unused_entry.is_zero()).then_some(unused_entry),
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),
             max_inflight: args.max_inflight.into(),
         }

@@ -2,7 +2,9 @@
 //! daemon with its cache volume, and its Service. Pure and deterministic.
 
 pub mod config;
+pub mod disruption;
 pub mod pod;
+pub mod profile;
 
 use std::collections::BTreeMap;
 
@@ -36,10 +38,30 @@ pub struct Resources {
 /// Annotation with the hash of the pod template that was last asked for.
 pub const TEMPLATE_HASH: &str = "buildkit-operator.socialgouv.github.io/template-hash";
 
+/// Annotation with the time since when a changed template waits for builds.
+pub const ROLL_HELD_SINCE: &str = "buildkit-operator.socialgouv.github.io/roll-held-since";
+
 /// Annotation with the gate's epoch under which the replicas were last set. It
 /// changes the object's resourceVersion, so that a write decided under an older
 /// epoch is refused by the API server.
 pub const GATE_EPOCH: &str = "buildkit-operator.socialgouv.github.io/gate-epoch";
+
+/// The gate's epoch under which a StatefulSet was last written.
+pub fn epoch(set: &StatefulSet) -> i64 {
+    let annotation = set.metadata.annotations.as_ref().and_then(|annotations| annotations.get(GATE_EPOCH));
+    annotation.and_then(|epoch| epoch.parse().ok()).unwrap_or(0)
+}
+
+/// Notes the epoch under which a daemon comes up, on the StatefulSet and on its
+/// pods to be. So each start is a revision of its own, and a pod of an earlier
+/// one is known as such, even by who has not yet seen it end.
+pub fn stamp(set: &mut StatefulSet, epoch: i64) {
+    set.metadata.annotations.get_or_insert_default().insert(GATE_EPOCH.to_owned(), epoch.to_string());
+    if let Some(spec) = &mut set.spec {
+        let metadata = spec.template.metadata.get_or_insert_default();
+        metadata.annotations.get_or_insert_default().insert(GATE_EPOCH.to_owned(), epoch.to_string());
+    }
+}
 
 /// Label with the project key.
 pub const PROJECT_KEY: &str = "buildkit-operator.socialgouv.github.io/project-key";

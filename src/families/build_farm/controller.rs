@@ -2,37 +2,48 @@
 //! at a time, many projects at once, on the leader only.
 #![expect(clippy::disallowed_methods, reason = "shell: decisions are dated here")]
 
+mod guard;
+mod memory;
+mod notify;
+mod roll;
 pub mod scale;
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::controller::{Action, Config, applier};
 use kube::{Api, Client, ResourceExt};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use super::api::{BuildProject, Phase};
+use super::api::BuildProject;
 use super::build::config::BaseError;
 use super::build::{self, Resources};
+use super::health::{self, DaemonState};
 use super::ledger::{Closing, Operation};
 use super::lifecycle::{self, Want};
 use super::metrics::Metrics;
+use super::moment::{self, Moment};
 use super::provisioner::endpoint;
 use super::settings::Settings;
-use super::status::Report;
+use super::status::{Facts, Report};
+use super::truth::ask::Truth;
 use super::validate::{Invalid, Valid, validate};
-use super::view::{DaemonState, View};
+use super::view::View;
 use super::writer::{WriteError, Writer, describe};
 use crate::key::ProjectKey;
 use crate::names::CONTROLLER_MANAGER;
+use memory::Memory;
+use notify::Notifier;
+use scale::Scaled;
 
 /// What a reconcile works with.
 pub struct Controller {
@@ -44,6 +55,13 @@ pub struct Controller {
     services: Api<Service>,
     projects: Api<BuildProject>,
     claims: Api<PersistentVolumeClaim>,
+    budgets: Api<PodDisruptionBudget>,
+    notifier: Notifier,
+    memory: Mutex<Memory>,
+    /// Ends of containers before this are of no interest.
+    begun: Timestamp,
+    truth: Arc<Truth>,
+    going_down: Semaphore,
 }
 
 /// Why a reconcile is tried again.
@@ -64,7 +82,9 @@ pub enum ReconcileError {
     Status(#[from] WriteError),
 }
 
-const CONCURRENCY: u16 = 16;
+/// Projects at once, and how many of them may be on their way down, which takes seconds.
+const CONCURRENCY: u16 = 48;
+const GOING_DOWN: usize = 32;
 const RETRY: Duration = Duration::from_secs(2);
 const STATUS_BUDGET: Duration = Duration::from_secs(30);
 
@@ -76,6 +96,7 @@ impl Controller {
         writer: Arc<Writer>,
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
+        truth: Arc<Truth>,
     ) -> Arc<Self> {
         let namespace = settings.namespace.clone();
         Arc::new(Self {
@@ -85,14 +106,22 @@ impl Controller {
             sets: Api::namespaced(client.clone(), &namespace),
             services: Api::namespaced(client.clone(), &namespace),
             projects: Api::namespaced(client.clone(), &namespace),
-            claims: Api::namespaced(client, &namespace),
+            claims: Api::namespaced(client.clone(), &namespace),
+            budgets: Api::namespaced(client.clone(), &namespace),
+            notifier: Notifier::start(client),
+            memory: Mutex::default(),
+            begun: Timestamp::now(),
+            truth,
+            going_down: Semaphore::new(GOING_DOWN),
             settings,
         })
     }
 
     /// Reconciles while this process leads, until `shutdown`.
     pub async fn run(self: Arc<Self>, mut leading: watch::Receiver<bool>, shutdown: CancellationToken) {
-        self.view.synced().await;
+        if shutdown.run_until_cancelled(self.view.synced()).await.is_none() {
+            return;
+        }
         loop {
             tokio::select! {
                 lead = leading.wait_for(|leads| *leads) => if lead.is_err() { return },
@@ -114,6 +143,14 @@ impl Controller {
         }
     }
 
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_held(&self, rolls: usize) {
+        self.metrics.rolls_held.set(i64::try_from(rolls).unwrap_or(i64::MAX));
+    }
+
     fn error(verb: &'static str, object: String) -> impl FnOnce(kube::Error) -> ReconcileError {
         move |source| ReconcileError::Object { verb, object, source: Box::new(source) }
     }
@@ -125,17 +162,22 @@ async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<A
     let project = ctx.view.project(&project.name_any()).unwrap_or(project);
     let valid = match validate(&project) {
         Ok(valid) => valid,
-        Err(Invalid::Deleting) => return Ok(Action::await_change()),
+        Err(Invalid::Deleting) => {
+            ctx.count_held(ctx.memory().forget(&project.name_any()));
+            return Ok(Action::await_change());
+        }
         Err(invalid) => return ctx.report_invalid(&project, &invalid).await,
     };
     let (base, fault) = ctx.view.base();
     let resources = build::build(&valid, &ctx.settings, &base);
-    let Some(replicas) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
-    ctx.report(&valid, replicas, fault).await?;
+    let Some(scaled) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
     let now = Timestamp::now();
+    let guard = ctx.guard(&valid, scaled.replicas, now).await;
+    let patience = ctx.report(&valid, scaled.replicas, fault).await?;
     Ok(lifecycle::next_change(&project, &ctx.settings, now)
         .into_iter()
         .chain(reap_in(&project, now))
+        .chain([scaled.again, guard, patience].into_iter().flatten())
         .min()
         .map_or_else(Action::await_change, Action::requeue))
 }
@@ -163,32 +205,72 @@ fn is_conflict(error: &kube::Error) -> bool {
 }
 
 impl Controller {
-    /// Makes the cluster match. Returns the replicas that the StatefulSet is
-    /// now asked for; `None` when the project itself was deleted.
-    async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<i32>, ReconcileError> {
+    /// Makes the cluster match. Returns where that has left the StatefulSet;
+    /// `None` when the project itself was deleted.
+    async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<Scaled>, ReconcileError> {
         let Resources { stateful_set, service } = resources;
         self.apply_service(&valid.key, service).await?;
         let now = Timestamp::now();
         let want = lifecycle::want(valid.project, &self.settings, now);
         let Some(live) = self.view.stateful_set(&valid.key) else {
-            return self.create_stateful_set(valid, stateful_set, want).await.map(Some);
+            let replicas = self.create_stateful_set(valid, stateful_set, want).await?;
+            return Ok(Some(Scaled::to(replicas)));
         };
         let running = live.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1) > 0;
         let outdated = build::TEMPLATE_HASH;
         let outdated = live.annotations().get(outdated) != stateful_set.annotations().get(outdated);
-        match (want, running) {
+        let gate = valid.project.status_or_default().gate;
+        let scaled = match (want, running) {
             (Want::Zero, false) if lifecycle::reap(valid.project, &self.settings, now) => {
-                self.reap(valid).await.map(|gone| (!gone).then_some(0))
+                return self.reap(valid).await.map(|gone| (!gone).then_some(Scaled::to(0)));
             }
-            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Some(0)),
-            (Want::Zero, false) => Ok(Some(0)),
-            (Want::Zero, true) => self.take_down(valid, &stateful_set, Closing::Idle).await.map(Some),
-            (Want::Hot, true) if outdated && lifecycle::may_roll_hot(valid.project, &self.settings, now) => {
-                self.take_down(valid, &stateful_set, Closing::HotRoll).await.map(Some)
+            (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Scaled::to(0))?,
+            (Want::Zero, false) => Scaled::to(0),
+            (Want::Zero, true) => self.retire(valid, &stateful_set).await?,
+            (_, true) if !gate.closed && build::epoch(&live) >= gate.epoch => {
+                self.keep(valid, &live, &stateful_set, now).await?
             }
-            (_, true) if !valid.project.status_or_default().gate.closed => Ok(Some(1)),
-            (_, _) => self.wake(valid, &live, &stateful_set).await.map(|()| Some(1)),
+            (_, _) => self.revive(valid, &live, &stateful_set).await?,
+        };
+        if scaled.replicas == 0 {
+            self.count_held(self.memory().hold(valid.key.as_str(), false));
         }
+        Ok(Some(scaled))
+    }
+
+    async fn retire(&self, valid: &Valid<'_>, desired: &StatefulSet) -> Result<Scaled, ReconcileError> {
+        let scaled = self.take_down(valid, desired, Closing::Idle).await?;
+        if scaled.replicas == 0 {
+            self.notifier.tell(valid.project, Moment::ScaledToZero);
+        }
+        Ok(scaled)
+    }
+
+    /// A daemon that is wanted and runs.
+    async fn keep(
+        &self,
+        valid: &Valid<'_>,
+        live: &StatefulSet,
+        desired: &StatefulSet,
+        now: Timestamp,
+    ) -> Result<Scaled, ReconcileError> {
+        let rolled = self.roll(valid, live, desired, now).await?;
+        if rolled.replicas == 0 {
+            return Ok(rolled);
+        }
+        let unused = self.expire_unused(valid).await?;
+        Ok(Scaled { again: rolled.again.into_iter().chain(unused).min(), ..rolled })
+    }
+
+    async fn revive(
+        &self,
+        valid: &Valid<'_>,
+        live: &StatefulSet,
+        desired: &StatefulSet,
+    ) -> Result<Scaled, ReconcileError> {
+        self.wake(valid, live, desired).await?;
+        self.notifier.tell(valid.project, Moment::ScaledUp);
+        Ok(Scaled::to(1))
     }
 
     async fn apply_service(&self, key: &ProjectKey, service: Service) -> Result<(), ReconcileError> {
@@ -219,9 +301,18 @@ impl Controller {
         if let Some(spec) = &mut set.spec {
             spec.replicas = Some(want.replicas());
         }
-        exists(self.sets.create(&post_params(), &set).await)
-            .map_err(Self::error("create", format!("StatefulSet {name}")))?;
-        if want.replicas() > 0 && valid.project.status_or_default().gate.closed {
+        // Somebody may have deleted the last one: this one is of the gate's epoch.
+        let gate = valid.project.status_or_default().gate;
+        if gate.epoch > 0 {
+            build::stamp(&mut set, gate.epoch + i64::from(gate.closed && want.replicas() > 0));
+        }
+        let created = self.sets.create(&post_params(), &set).await;
+        let is_new = created.is_ok();
+        exists(created).map_err(Self::error("create", format!("StatefulSet {name}")))?;
+        if is_new {
+            self.notifier.tell(valid.project, Moment::Created);
+        }
+        if want.replicas() > 0 && gate.closed {
             self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
         }
         Ok(want.replicas())
@@ -251,48 +342,56 @@ impl Controller {
             }
             _ => {
                 tracing::info!(project.key = name, "reaped an idle fork and its cache");
+                self.notifier.tell(valid.project, Moment::Reaped);
+                self.count_held(self.memory().forget(name));
                 Ok(true)
             }
         }
     }
 
-    async fn report(&self, valid: &Valid<'_>, replicas: i32, fault: Option<BaseError>) -> Result<(), ReconcileError> {
-        let (phase, reason, message) = match (replicas, self.view.daemon(&valid.key)) {
-            (0, _) => (Phase::Idle, "ScaledToZero", "at zero, the cache is kept".to_owned()),
-            (_, DaemonState::Ready) => (Phase::Warm, "DaemonReady", "ready for builds".to_owned()),
-            (_, DaemonState::Failed(why)) => (Phase::Failed, "DaemonFailed", why),
-            // Of the many steps of a start only the one that may last is worth a write.
-            (_, DaemonState::Starting(why)) if why.starts_with("not scheduled") => {
-                (Phase::Scaling, "Unschedulable", why)
+    /// Writes the report and tells what is new in it. Returns when the daemon's
+    /// state changes by the passing of time alone.
+    async fn report(
+        &self,
+        valid: &Valid<'_>,
+        replicas: i32,
+        fault: Option<BaseError>,
+    ) -> Result<Option<Duration>, ReconcileError> {
+        let key = valid.key.as_str();
+        let daemon = self.view.daemon(&valid.key);
+        let roll_held = self.memory().holds(key);
+        let facts = Facts { replicas, daemon: &daemon, roll_held, base: fault.as_ref() };
+        let generation = valid.project.metadata.generation.unwrap_or(0);
+        let report = Report::new(facts, endpoint(&valid.key, &self.settings), generation);
+        let before = self.view.project(key).map(|p| p.status_or_default()).unwrap_or_default();
+        let moments = moment::told_by(&before, &report);
+        self.writer.submit(key, Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
+        moments.into_iter().for_each(|moment| self.notifier.tell(valid.project, moment));
+        self.tell_ends(valid);
+        Ok(match daemon {
+            DaemonState::Troubled(_, left) if replicas > 0 => left,
+            _ => None,
+        })
+    }
+
+    /// Tells of containers that ended and were started again.
+    fn tell_ends(&self, valid: &Valid<'_>) {
+        let ends = self.view.pod(&valid.key).map(|pod| health::ends(&pod)).unwrap_or_default();
+        for end in self.memory().news(valid.key.as_str(), ends, self.begun) {
+            if end.out_of_memory {
+                self.metrics.oom_kills.inc();
             }
-            (_, DaemonState::Starting(_)) => (Phase::Scaling, "DaemonStarting", "waiting for the daemon".to_owned()),
-        };
-        let message = match fault {
-            Some(fault) => format!("{message}; the configuration of all daemons was not taken over: {fault}"),
-            None => message,
-        };
-        let report = Report {
-            phase,
-            replicas,
-            endpoint: endpoint(&valid.key, &self.settings),
-            generation: valid.project.metadata.generation.unwrap_or(0),
-            reason,
-            message,
-        };
-        self.writer.submit(valid.key.as_str(), Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
-        Ok(())
+            self.notifier.tell(valid.project, Moment::Ended(end));
+        }
     }
 
     async fn report_invalid(&self, project: &BuildProject, invalid: &Invalid) -> Result<Action, ReconcileError> {
-        let report = Report {
-            phase: Phase::Failed,
-            replicas: project.status_or_default().replicas,
-            endpoint: String::new(),
-            generation: project.metadata.generation.unwrap_or(0),
-            reason: "InvalidSpec",
-            message: invalid.to_string(),
-        };
+        let generation = project.metadata.generation.unwrap_or(0);
+        let before = project.status_or_default();
+        let report = Report::invalid(invalid, before.replicas, generation);
+        let moments = moment::told_by(&before, &report);
         self.writer.submit(&project.name_any(), Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
+        moments.into_iter().for_each(|moment| self.notifier.tell(project, moment));
         Ok(Action::await_change())
     }
 }

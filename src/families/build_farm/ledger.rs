@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::api::{BuildProject, BuildProjectStatus, Gate, InflightEntry};
 use super::lifecycle::{self, Want};
+use super::roll::{self, Cause, Roll, Seen};
 use super::settings::Settings;
 use super::status::Report;
 
@@ -23,6 +24,11 @@ pub enum Operation {
         /// Digest of the build's identifier.
         id: Option<String>,
     },
+    /// Nobody has used these builds: neither a build nor a stream is there.
+    Expire {
+        /// Digests of their identifiers.
+        ids: Vec<String>,
+    },
     /// Somebody asked for the daemon without a build.
     Touch,
     /// What the reconcile observed.
@@ -38,8 +44,23 @@ pub enum Operation {
 pub enum Closing {
     /// Nothing wants the daemon any more.
     Idle,
-    /// A hot daemon is restarted for a changed template.
-    HotRoll,
+    /// It is made anew, for what was seen of it, and no build is in flight.
+    Roll(Seen),
+    /// It is made anew whatever runs there: it is broken, or long overdue.
+    Force(Seen),
+}
+
+impl Closing {
+    /// Whether the reason still holds.
+    pub fn holds(self, project: &BuildProject, settings: &Settings, now: Timestamp) -> bool {
+        match self {
+            Self::Idle => lifecycle::want(project, settings, now) == Want::Zero,
+            Self::Roll(seen) => roll::decide(project, seen, settings, now) == Roll::Now(Cause::Idle),
+            Self::Force(seen) => {
+                matches!(roll::decide(project, seen, settings, now), Roll::Now(Cause::Overdue | Cause::Broken))
+            }
+        }
+    }
 }
 
 /// What an operation did.
@@ -55,16 +76,22 @@ pub enum Outcome {
     StillWanted,
 }
 
-/// Routes kept in `recentBuildTimes`, and for how long.
+/// Routes kept in `recentBuildTimes`.
 const RECENT_ROUTES: usize = 30;
-const RECENT_WINDOW: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 
 /// Applies one operation to the project's status.
 pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Settings, now: Timestamp) -> Outcome {
+    adopt(project, now);
     let outcome = match operation {
         Operation::Begin { id } => begin(project, id, settings, now),
         Operation::End { id: Some(id) } => end(status(project), |entries| entries.iter().position(|e| &e.id == id)),
         Operation::End { id: None } => end(status(project), oldest),
+        Operation::Expire { ids } => {
+            let entries = &mut status(project).inflight;
+            let before = entries.len();
+            entries.retain(|entry| !ids.contains(&entry.id));
+            if entries.len() < before { Outcome::Done } else { Outcome::Nothing }
+        }
         Operation::Touch => {
             status(project).last_build_time = Some(Time(whole_second(now)));
             Outcome::Done
@@ -103,13 +130,34 @@ fn begin(project: &mut BuildProject, id: &str, settings: &Settings, now: Timesta
     status.inflight.push(InflightEntry { id: id.to_owned(), since: Time(now) });
     status.last_build_time = Some(Time(whole_second(now)));
     if !fork {
-        let recent = &mut status.recent_build_times;
-        recent.push(Time(whole_second(now)));
-        recent.retain(|t| lifecycle::age(t.0, now) < RECENT_WINDOW);
-        let excess = recent.len().saturating_sub(RECENT_ROUTES);
-        recent.drain(..excess);
+        remember(&mut status.recent_build_times, now);
     }
     Outcome::Done
+}
+
+/// Adds a route to the cadence. Where room is short, routes of a quarter-hour
+/// that has others give way first: a burst must not erase the day before it.
+fn remember(recent: &mut Vec<Time>, now: Timestamp) {
+    recent.push(Time(whole_second(now)));
+    recent.retain(|t| lifecycle::age(t.0, now) < lifecycle::CADENCE_WINDOW);
+    while recent.len() > RECENT_ROUTES {
+        let same = |pair: &[Time]| lifecycle::quarter_hour(pair[0].0) == lifecycle::quarter_hour(pair[1].0);
+        let spare = recent.windows(2).position(same).unwrap_or(0);
+        recent.remove(spare);
+    }
+}
+
+/// Statuses of older controllers may count builds without listing them. Each
+/// gets an entry as old as the last build, so that it holds the daemon and
+/// expires like any other.
+fn adopt(project: &mut BuildProject, now: Timestamp) {
+    let Some(status) = &mut project.status else { return };
+    if !status.inflight.is_empty() {
+        return;
+    }
+    let since = status.last_build_time.clone().unwrap_or(Time(now));
+    let count = usize::try_from(status.inflight_builds).unwrap_or(0).min(super::api::MAX_INFLIGHT);
+    status.inflight = (0..count).map(|i| InflightEntry { id: format!("adopted-{i}"), since: since.clone() }).collect();
 }
 
 fn end(status: &mut BuildProjectStatus, find: impl Fn(&[InflightEntry]) -> Option<usize>) -> Outcome {
@@ -128,11 +176,7 @@ fn oldest(entries: &[InflightEntry]) -> Option<usize> {
 }
 
 fn close(project: &mut BuildProject, closing: Closing, settings: &Settings, now: Timestamp) -> Outcome {
-    let unwanted = match closing {
-        Closing::Idle => lifecycle::want(project, settings, now) == Want::Zero,
-        Closing::HotRoll => lifecycle::may_roll_hot(project, settings, now),
-    };
-    if unwanted { set_gate(&mut status(project).gate, true) } else { Outcome::StillWanted }
+    if closing.holds(project, settings, now) { set_gate(&mut status(project).gate, true) } else { Outcome::StillWanted }
 }
 
 fn set_gate(gate: &mut Gate, closed: bool) -> Outcome {
@@ -180,6 +224,15 @@ mod tests {
     }
 
     #[test]
+    fn unused_entries_expire_and_no_others() {
+        let (mut p, settings) = (project("p1", &[10, 20, 30], Some(30)), Settings::default());
+        let expire = Operation::Expire { ids: vec!["id10".into(), "id30".into(), "gone".into()] };
+        assert_eq!(apply(&mut p, &expire, &settings, at(700)), Outcome::Done);
+        assert_eq!((ids(&p), p.status_or_default().inflight_builds), (vec!["id20".to_owned()], 1));
+        assert_eq!(apply(&mut p, &expire, &settings, at(700)), Outcome::Nothing);
+    }
+
+    #[test]
     fn forks_do_not_count_towards_the_cadence() {
         let (mut p, settings) = (project("forkp1", &[], None), Settings::default());
         apply(&mut p, &Operation::Begin { id: "a".into() }, &settings, at(5));
@@ -207,6 +260,30 @@ mod tests {
         assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 1 });
         assert_eq!(apply(&mut p, &Operation::OpenGate, &settings, at(5001)), Outcome::Done);
         assert_eq!(p.status_or_default().gate, Gate { closed: false, epoch: 2 });
+    }
+
+    #[test]
+    fn a_burst_does_not_erase_the_day_before_it() {
+        let (mut p, settings) = (project("p1", &[], None), Settings::default());
+        let day = (0..20).map(|i| i * 1800);
+        for (i, t) in day.chain((0..100).map(|i| 40_000 + i)).enumerate() {
+            apply(&mut p, &Operation::Begin { id: i.to_string() }, &settings, at(t));
+        }
+        assert_eq!(p.status_or_default().recent_build_times.len(), 30);
+        assert_eq!(lifecycle::effective_idle(&p, &settings, at(40_100)).as_secs(), 21 * 900);
+    }
+
+    #[test]
+    fn builds_that_an_older_controller_counted_hold_their_daemon() {
+        let (mut p, settings) = (project("p1", &[], Some(0)), Settings::default());
+        p.status.as_mut().unwrap().inflight_builds = 2;
+        let close = Operation::CloseGate(Closing::Idle);
+        assert_eq!(apply(&mut p, &close, &settings, at(3600)), Outcome::StillWanted);
+        assert_eq!(ids(&p), ["adopted-0", "adopted-1"]);
+        assert_eq!(p.status_or_default().inflight[0].since, Time(at(0)));
+        assert_eq!(apply(&mut p, &Operation::End { id: None }, &settings, at(3601)), Outcome::Done);
+        assert_eq!(ids(&p), ["adopted-1"], "and are released like others");
+        assert_eq!(apply(&mut p, &close, &settings, at(7201)), Outcome::Done, "and expire like others");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+
+use super::truth::Busy;
 
 /// Which way a daemon was scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -23,11 +26,48 @@ pub struct ScaleLabels {
     pub direction: Direction,
 }
 
+/// Why a daemon that nothing registered wants was not taken down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Holder {
+    /// BuildKit runs builds.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    builds,
+    /// A client is connected through a gateway.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    stream,
+    /// Somebody who could know does not answer.
+    #[expect(non_camel_case_types, reason = "the label's value")]
+    silence,
+}
+
+impl From<&Busy> for Holder {
+    fn from(busy: &Busy) -> Self {
+        match busy {
+            Busy::Builds(_) | Busy::JustBuilt => Self::builds,
+            Busy::Stream(_) => Self::stream,
+            Busy::Silent(_) | Busy::GatewaySilent(..) | Busy::GatewaysUnknown => Self::silence,
+        }
+    }
+}
+
+/// Labels of the deferral counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DeferralLabels {
+    /// What held the daemon.
+    pub by: Holder,
+}
+
 /// Metrics of the controller.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Daemons that went to or left zero.
     pub scale_events: Family<ScaleLabels, Counter>,
+    /// Daemons whose changed template waits for builds.
+    pub rolls_held: Gauge,
+    /// Containers of daemons that were killed for memory.
+    pub oom_kills: Counter,
+    /// Scale-downs put off because something holds the daemon that no entry stands for.
+    pub deferrals: Family<DeferralLabels, Counter>,
     /// Reconciles that failed and are tried again.
     pub reconcile_errors: Counter,
 }
@@ -35,10 +75,32 @@ pub struct Metrics {
 impl Metrics {
     /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
+        // A series that exists from the start lets alerts tell "none" from "absent".
+        for direction in [Direction::up, Direction::down] {
+            drop(self.scale_events.get_or_create(&ScaleLabels { direction }));
+        }
+        for by in [Holder::builds, Holder::stream, Holder::silence] {
+            drop(self.deferrals.get_or_create(&DeferralLabels { by }));
+        }
         registry.register(
             "buildkit_operator_scale_events",
             "Daemons that went to or left zero",
             self.scale_events.clone(),
+        );
+        registry.register(
+            "buildkit_operator_daemon_rolls_held",
+            "Daemons whose changed pod template waits for builds to end",
+            self.rolls_held.clone(),
+        );
+        registry.register(
+            "buildkit_operator_daemon_oom_kills",
+            "Containers of daemons that were killed for memory",
+            self.oom_kills.clone(),
+        );
+        registry.register(
+            "buildkit_operator_scale_down_deferrals",
+            "Scale-downs put off because something holds the daemon that no entry stands for",
+            self.deferrals.clone(),
         );
         registry.register(
             "buildkit_operator_reconcile_errors",

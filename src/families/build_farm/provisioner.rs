@@ -11,9 +11,10 @@ use kube::{Api, Client};
 use tokio::time::{Instant, timeout_at};
 
 use super::api::{BuildProject, BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
+use super::health::DaemonState;
 use super::ledger::{Operation, Outcome};
 use super::settings::Settings;
-use super::view::{DaemonState, View};
+use super::view::View;
 use super::writer::{WriteError, Writer, describe, passes};
 use crate::key::{Project, ProjectKey};
 use crate::names::CONTROLLER_MANAGER;
@@ -74,7 +75,7 @@ impl Farm {
                 Err(error) => error,
             };
             if !passes(&error) {
-                return Err(ProvisionError::Refused(describe(&error)));
+                return Err(ProvisionError::Refused(refusal(&error)));
             }
             if Instant::now() + pause > deadline {
                 return Err(ProvisionError::Unavailable { message: describe(&error), retry_after: RETRY_AFTER });
@@ -153,12 +154,15 @@ impl Provisioner for Farm {
         loop {
             let mut changed = std::pin::pin!(notify.notified());
             changed.as_mut().enable();
-            let last = match self.view.daemon(key) {
+            let (last, patience) = match self.view.daemon(key) {
                 DaemonState::Ready => return Ok(()),
-                // It may heal (an image appears, a quota is raised): wait on, but say why.
-                DaemonState::Starting(why) | DaemonState::Failed(why) => why,
+                DaemonState::Failed(fault) => return Err(ProvisionError::Failed { reason: fault.to_string() }),
+                DaemonState::Troubled(fault, left) => (fault.to_string(), left),
+                DaemonState::Starting(why) => (why, None),
             };
-            if timeout_at(deadline, changed).await.is_err() {
+            // A fault that is waited for too long becomes a failure without any change.
+            let look_again = patience.map_or(deadline, |left| deadline.min(Instant::now() + left));
+            if timeout_at(look_again, changed).await.is_err() && Instant::now() >= deadline {
                 return Err(ProvisionError::NotReady { last: Some(last) });
             }
         }
@@ -178,5 +182,15 @@ pub fn endpoint(key: &ProjectKey, settings: &Settings) -> String {
     match &settings.gateway {
         Some((domain, port)) => key.gateway_endpoint(domain, *port),
         None => key.in_cluster_endpoint(&settings.namespace, settings.port),
+    }
+}
+
+/// The API server answers a plain 404 when it does not know the type at all.
+fn refusal(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 404 && status.message.contains("page not found") => {
+            "the cluster does not know BuildProjects; run `bko-install cluster init`".to_owned()
+        }
+        error => describe(error),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::scheduling::Scheduling;
+
 /// Settings of the controller and of the projects that it makes.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -11,6 +13,12 @@ pub struct Settings {
     pub port: u16,
     /// Image of the daemon.
     pub daemon_image: String,
+    /// Where untrusted builds run, when they have a sandbox.
+    pub sandbox: Option<Sandbox>,
+    /// On which nodes daemons run.
+    pub scheduling: Scheduling,
+    /// Image of the companion beside each daemon; none runs when absent.
+    pub companion: Option<String>,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
     /// StorageClass stamped on new projects; the cluster's default when absent.
@@ -21,8 +29,14 @@ pub struct Settings {
     pub idle: Duration,
     /// Idle timeout of forks.
     pub fork_idle: Duration,
+    /// How long a pod may wait for a node before routes are told that it does not start.
+    pub unschedulable: Duration,
+    /// Longest idle timeout that a busy project may earn; zero switches that off.
+    pub adaptive_idle_max: Duration,
     /// Age at which an in-flight entry expires.
     pub max_build: Duration,
+    /// Age from which an entry may expire that neither a build nor a stream stands behind; never when absent.
+    pub unused_entry: Option<Duration>,
     /// Domain and port of the gateway, when clients come through it.
     pub gateway: Option<(String, u16)>,
     /// Builds that may be in flight at once on one project.
@@ -35,16 +49,31 @@ impl Default for Settings {
             namespace: crate::names::BUILDS_NAMESPACE.to_owned(),
             port: crate::names::DAEMON_PORT,
             daemon_image: DAEMON_IMAGE.to_owned(),
+            sandbox: None,
+            scheduling: Scheduling::default(),
+            companion: None,
             certs_secret: "buildkit-daemon-certs".to_owned(),
             storage_class: None,
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),
             fork_idle: Duration::from_secs(300),
+            unschedulable: Duration::from_secs(8),
+            adaptive_idle_max: Duration::from_secs(21_600),
             max_build: Duration::from_secs(7200),
+            unused_entry: Some(Duration::from_secs(600)),
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,
         }
     }
+}
+
+/// A machine of its own for every daemon of untrusted builds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sandbox {
+    /// The runtime class that makes it, for example of Kata Containers.
+    pub runtime_class: String,
+    /// Image of the daemon within, when it is not the usual one for root.
+    pub image: Option<String>,
 }
 
 /// The daemon that this version is tested with.

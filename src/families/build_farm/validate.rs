@@ -1,7 +1,7 @@
 //! From a `BuildProject` as it stands in the cluster to one that a daemon can
 //! be built from. Pure. [`Valid`] is the only type that `build` accepts.
 
-use super::api::{BuildProject, BuildProjectSpec, SecurityProfile};
+use super::api::{BuildProject, BuildProjectSpec};
 use crate::key::{KeyError, ProjectKey};
 
 /// A project that a daemon can be built from.
@@ -29,9 +29,6 @@ pub enum Invalid {
         /// The object's name.
         name: String,
     },
-    /// A profile that this version does not render.
-    #[error("spec.securityProfile \"{0}\" is not available in this version; use rootless")]
-    SecurityProfile(&'static str),
     /// It is going away; nothing is made for it any more.
     #[error("the object is being deleted")]
     Deleting,
@@ -50,9 +47,5 @@ pub fn validate(project: &BuildProject) -> Result<Valid<'_>, Invalid> {
     if key.as_str() != name {
         return Err(Invalid::NameIsNotKey { key: key.to_string(), name });
     }
-    match project.spec.security_profile {
-        SecurityProfile::Rootless => Ok(Valid { key, project, spec: &project.spec }),
-        SecurityProfile::Userns => Err(Invalid::SecurityProfile("userns")),
-        SecurityProfile::Privileged => Err(Invalid::SecurityProfile("privileged")),
-    }
+    Ok(Valid { key, project, spec: &project.spec })
 }

@@ -1,14 +1,18 @@
 //! What this process knows of the farm: caches kept by watches, and who waits
 //! for them to change. Nothing here polls.
+#![expect(clippy::disallowed_methods, reason = "shell: notes when faults are first seen")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Event as ClusterEvent, Pod, Service};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -20,20 +24,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
 use super::build::config::{Base, BaseError};
-use super::build::{DAEMON_SELECTOR, PROJECT_KEY};
+use super::build::{self, DAEMON_SELECTOR, PROJECT_KEY};
+use super::health::{self, DaemonState, Fault};
+use super::settings::Settings;
+use super::signs::{self, Sign, Signs};
 use super::status;
 use crate::key::ProjectKey;
 
-/// Whether a daemon can take a build.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DaemonState {
-    /// It can.
-    Ready,
-    /// Not yet, for this reason.
-    Starting(String),
-    /// Not before somebody mends this.
-    Failed(String),
-}
+/// A fault by its reason, and by the epoch of the gate: what was seen before a
+/// daemon went to zero says nothing of the next.
+type FaultId = (&'static str, i64);
 
 /// The caches. Shared by all roles of a process.
 pub struct View {
@@ -43,6 +43,12 @@ pub struct View {
     sets: Store<StatefulSet>,
     services: Store<Service>,
     pods: Store<Pod>,
+    budgets: Store<PodDisruptionBudget>,
+    /// How long a pod may wait for a node.
+    unschedulable: Duration,
+    signs: Mutex<HashMap<String, Signs>>,
+    /// The last fault of each daemon, and when it was first seen.
+    faults: Mutex<HashMap<String, (FaultId, Instant)>>,
     waiters: Mutex<HashMap<String, Weak<Notify>>>,
     triggers: Mutex<Option<mpsc::UnboundedSender<ObjectRef<BuildProject>>>>,
     filled: watch::Sender<bool>,
@@ -52,16 +58,21 @@ pub struct View {
 
 impl View {
     /// Starts the watches; they end with `shutdown`.
-    pub fn start(client: &Client, namespace: &str, config_map: &str, shutdown: &CancellationToken) -> Arc<Self> {
-        let (sets, services, pods) = (Writer::default(), Writer::default(), Writer::default());
+    pub fn start(client: &Client, settings: &Settings, config_map: &str, shutdown: &CancellationToken) -> Arc<Self> {
+        let (sets, services, pods, budgets) =
+            (Writer::default(), Writer::default(), Writer::default(), Writer::default());
         let writer = Writer::<BuildProject>::default();
         let view = Arc::new(Self {
-            namespace: namespace.to_owned(),
+            namespace: settings.namespace.clone(),
+            unschedulable: settings.unschedulable,
+            signs: Mutex::default(),
+            faults: Mutex::default(),
             projects: writer.as_reader(),
             writer: Mutex::new(writer),
             sets: sets.as_reader(),
             services: services.as_reader(),
             pods: pods.as_reader(),
+            budgets: budgets.as_reader(),
             waiters: Mutex::default(),
             triggers: Mutex::default(),
             filled: watch::Sender::new(false),
@@ -74,6 +85,8 @@ impl View {
         tokio::spawn(view.clone().follow(client.clone(), sets, shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), services, shutdown.clone()));
         tokio::spawn(view.clone().follow(client.clone(), pods, shutdown.clone()));
+        tokio::spawn(view.clone().follow(client.clone(), budgets, shutdown.clone()));
+        tokio::spawn(view.clone().follow_events(client.clone(), shutdown.clone()));
         view
     }
 
@@ -91,6 +104,7 @@ impl View {
             self.sets.wait_until_ready(),
             self.services.wait_until_ready(),
             self.pods.wait_until_ready(),
+            self.budgets.wait_until_ready(),
         );
         self.filled.send_replace(true);
     }
@@ -118,6 +132,11 @@ impl View {
     /// The daemon's pod.
     pub fn pod(&self, key: &ProjectKey) -> Option<Arc<Pod>> {
         self.pods.get(&ObjectRef::new(&format!("{}-0", key.daemon())).within(&self.namespace))
+    }
+
+    /// The daemon's disruption budget.
+    pub fn budget(&self, key: &ProjectKey) -> Option<Arc<PodDisruptionBudget>> {
+        self.budgets.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
     }
 
     /// Takes over a copy that a write returned, unless a newer one is known.
@@ -170,21 +189,28 @@ impl View {
     pub fn daemon(&self, key: &ProjectKey) -> DaemonState {
         let starting = |why: &str| DaemonState::Starting(why.to_owned());
         let Some(project) = self.project(key.as_str()) else { return starting("waiting for the project") };
-        if project.status.as_ref().is_some_and(|s| s.gate.closed) {
+        let gate = project.status.as_ref().map(|status| status.gate).unwrap_or_default();
+        if gate.closed {
             return starting("waiting for the daemon to come back from zero");
         }
         let Some(set) = self.stateful_set(key) else { return starting("waiting for the StatefulSet") };
+        // Each watch lags by itself: this copy may be of before the gate was closed.
+        if build::epoch(&set) < gate.epoch {
+            return starting("waiting for news of the StatefulSet");
+        }
         let (spec, state) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
         if spec.replicas.unwrap_or(1) < 1 {
             return starting("waiting for the daemon to leave zero");
         }
-        let Some(pod) = self.pod(key) else { return starting("waiting for the pod") };
-        if pod.metadata.deletion_timestamp.is_some() {
+        let pod = self.pod(key);
+        if pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return starting("waiting for the old pod to end");
         }
-        if let Some(why) = status::pod_failure(&pod) {
-            return DaemonState::Failed(why);
+        let epoch = project.status.as_ref().map_or(0, |s| s.gate.epoch);
+        if let Some(fault) = self.fault(key, epoch, pod.as_deref()) {
+            return fault;
         }
+        let Some(pod) = pod else { return starting("waiting for the pod") };
         let revision = pod.labels().get("controller-revision-hash");
         let current =
             set.metadata.generation == state.observed_generation && revision == state.update_revision.as_ref();
@@ -198,6 +224,22 @@ impl View {
             (false, _) => starting("waiting for the current revision of the pod"),
             (true, false) => DaemonState::Starting(status::pod_pending(Some(&pod))),
         }
+    }
+
+    /// The state of a daemon that something is wrong with.
+    fn fault(&self, key: &ProjectKey, epoch: i64, pod: Option<&Pod>) -> Option<DaemonState> {
+        let signs = self.signs().get(key.as_str()).cloned().unwrap_or_default();
+        let fault = health::find(pod, &signs, self.unschedulable, Timestamp::now());
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(fault) = fault else {
+            faults.remove(key.as_str());
+            return None;
+        };
+        Some(first_seen(&mut faults, key.as_str(), epoch, fault, Instant::now()))
+    }
+
+    fn signs(&self) -> MutexGuard<'_, HashMap<String, Signs>> {
+        self.signs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn reference(&self, key: &str) -> ObjectRef<BuildProject> {
@@ -292,6 +334,30 @@ impl View {
         }
     }
 
+    /// Without permission to read Events only some reasons are missing.
+    async fn follow_events(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
+        let api = Api::<ClusterEvent>::namespaced(client, &self.namespace);
+        let config = watcher::Config::default().fields(signs::SELECTOR);
+        let mut events = Box::pin(watcher(api, config).default_backoff());
+        while let Some(event) = next(&mut events, "Event", &shutdown).await {
+            let (Event::Apply(said) | Event::InitApply(said) | Event::Delete(said)) = &event else { continue };
+            let Some((key, sign)) = Sign::read(said) else { continue };
+            let news = {
+                let mut signs = self.signs();
+                if matches!(event, Event::Delete(_)) {
+                    let now = Timestamp::now();
+                    signs.retain(|_, signs| !signs.is_stale(now));
+                    false
+                } else {
+                    signs.entry(key.clone()).or_default().note(sign)
+                }
+            };
+            if news {
+                self.notify(&key);
+            }
+        }
+    }
+
     async fn follow<K>(self: Arc<Self>, client: Client, mut writer: Writer<K>, shutdown: CancellationToken)
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope>
@@ -324,6 +390,22 @@ impl View {
     }
 }
 
+/// Judges a fault by when it was first seen; another fault begins anew.
+fn first_seen(
+    faults: &mut HashMap<String, (FaultId, Instant)>,
+    key: &str,
+    epoch: i64,
+    fault: Fault,
+    now: Instant,
+) -> DaemonState {
+    let id = (fault.reason, epoch);
+    let known = faults.entry(key.to_owned()).or_insert((id, now));
+    if known.0 != id {
+        *known = (id, now);
+    }
+    fault.judge(now.saturating_duration_since(known.1))
+}
+
 /// The next event of a watch; failures are logged and waited out.
 pub(crate) async fn next<K>(
     events: &mut (impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Unpin),
@@ -339,5 +421,31 @@ pub(crate) async fn next<K>(
             Ok(event) => return Some(event),
             Err(error) => tracing::warn!(object.kind = kind, %error, "watch failed, trying again"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_as_old_as_its_first_sight_in_this_life() {
+        let fault = |reason| Fault { reason, message: String::new(), patience: Some(Duration::from_secs(5)) };
+        let (mut faults, begun) = (HashMap::new(), Instant::now());
+        let mut left = |reason, epoch, seconds| match first_seen(
+            &mut faults,
+            "p1",
+            epoch,
+            fault(reason),
+            begun + Duration::from_secs(seconds),
+        ) {
+            DaemonState::Troubled(_, left) => left.map(|left| left.as_secs()),
+            _ => None,
+        };
+        assert_eq!(left("A", 1, 0), Some(5));
+        assert_eq!(left("A", 1, 3), Some(2));
+        assert_eq!(left("B", 1, 4), Some(5), "another fault");
+        assert_eq!(left("B", 1, 9), None, "failed");
+        assert_eq!(left("B", 3, 90), Some(5), "after it was at zero");
     }
 }

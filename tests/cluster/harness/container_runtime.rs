@@ -108,6 +108,17 @@ impl ContainerRuntime {
         Ok(())
     }
 
+    /// Ends a container's processes by SIGKILL, as its name in a pod's status says.
+    ///
+    /// # Errors
+    /// There is no such container.
+    pub(crate) async fn kill(&self, container_id: &str) -> anyhow::Result<()> {
+        let mut kill = self.control();
+        kill.args(["tasks", "kill", "--signal=SIGKILL", container_id.trim_start_matches("containerd://")]);
+        output(kill).await?;
+        Ok(())
+    }
+
     fn import_command(&self, archive: &Path) -> Command {
         let mut command = self.control();
         command.args(["images", "import"]).arg(archive);

@@ -158,6 +158,17 @@ impl Node {
         output(kubectl).await
     }
 
+    /// Kills one container of a pod, as nothing that it runs can prevent.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub(crate) async fn kill(&self, namespace: &str, pod: &str, container: &str) -> anyhow::Result<()> {
+        let pod = Api::<Pod>::namespaced(self.client(), namespace).get(pod).await?;
+        let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
+        let id = statuses.into_iter().find(|status| status.name == container).and_then(|status| status.container_id);
+        self.runtime.kill(&id.with_context(|| format!("container \"{container}\" does not run"))?).await
+    }
+
     /// What a pod's first container printed.
     ///
     /// # Errors

@@ -17,6 +17,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::companion::{Builds, Companion};
+
 /// The node that played pods are bound to.
 const NODE: &str = "played";
 
@@ -33,6 +35,9 @@ struct Shared {
     /// By name of the pod; the latest of that name.
     ready: Mutex<HashMap<String, Ready>>,
     changed: watch::Sender<()>,
+    builds: Builds,
+    /// By name of the pod, as `ready`.
+    companions: Mutex<HashMap<String, Companion>>,
 }
 
 /// What the played kubelet does at present.
@@ -70,6 +75,8 @@ impl Play {
             script: watch::Sender::new(Script { on: true, delay }),
             ready: Mutex::default(),
             changed: watch::Sender::new(()),
+            builds: Builds::default(),
+            companions: Mutex::default(),
         });
         let task = tokio::spawn(Arc::clone(&shared).follow());
         Self { shared, task }
@@ -88,6 +95,16 @@ impl Play {
     /// For pods that are seen from now on.
     pub(crate) fn set_delay(&self, delay: Duration) {
         self.shared.script.send_modify(|script| script.delay = delay);
+    }
+
+    /// What the companions of all its pods say.
+    pub(crate) fn builds(&self) -> &Builds {
+        &self.shared.builds
+    }
+
+    /// A pod's companion does not answer any more.
+    pub(crate) fn silence(&self, pod: &str) {
+        self.shared.companions.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
     }
 
     /// When, and at which address, a pod was made Ready.
@@ -157,6 +174,7 @@ impl Shared {
         let mut ready = self.ready();
         if ready.get(name).is_some_and(|ready| ready.uid == uid) {
             ready.remove(name);
+            self.companions.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         }
     }
 
@@ -181,6 +199,11 @@ impl Shared {
                 .create_subresource::<_, Value>("binding", &name, &PostParams::default(), &binding)
                 .await
                 .context("binding the pod")?;
+        }
+        let sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        if sidecars.into_iter().any(|container| container.name == "companion") {
+            let companion = Companion::start(&address, self.builds.clone()).await.context("playing the companion")?;
+            self.companions.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), companion);
         }
         let at = Instant::now();
         let status = json!({"status": status(pod, &address)});

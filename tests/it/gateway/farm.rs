@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bko_install::gateway::directory::{Backend, Directory};
 use bko_install::gateway::metrics::{CloseLabels, Metrics, RejectedLabels};
+use bko_install::gateway::streams::Streams;
 use bko_install::gateway::{self, Close, Config, Rejection};
 use bko_install::sni::Domains;
 use prometheus_client::encoding::text::encode;
@@ -37,6 +38,7 @@ pub(super) fn config() -> Config {
 pub(super) struct Farm {
     pub(super) address: SocketAddr,
     pub(super) directory: Arc<Directory>,
+    pub(super) streams: Arc<Streams>,
     pub(super) metrics: Arc<Metrics>,
     registry: Registry,
     shutdown: CancellationToken,
@@ -52,9 +54,10 @@ impl Farm {
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
         let directory = Arc::new(Directory::default());
+        let streams = Arc::new(Streams::default());
         let address = listener.local_addr().unwrap();
-        let run = gateway::run(listener, config, directory.clone(), metrics.clone(), shutdown.clone());
-        Self { address, directory, metrics, registry, shutdown, running: tokio::spawn(run) }
+        let run = gateway::run(listener, config, directory.clone(), streams.clone(), metrics.clone(), shutdown.clone());
+        Self { address, directory, streams, metrics, registry, shutdown, running: tokio::spawn(run) }
     }
 
     /// Lists a daemon with its ready addresses.

@@ -24,6 +24,21 @@ async fn pair(farm: &Farm, daemon: &RawDaemon) -> (TcpStream, TcpStream) {
     (client, stream)
 }
 
+#[tokio::test]
+async fn a_stream_is_told_while_it_is_open() {
+    let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
+    let (client, mut stream) = pair(&farm, &daemon).await;
+    assert_eq!(farm.streams.of(DAEMON).open, 1);
+    assert_eq!(farm.streams.of("buildkitd-other").open, 0);
+    // Real time: that a byte moved is what makes this end.
+    until(|| farm.streams.of(DAEMON).idle_ms >= 100).await;
+    stream.write_all(b"x").await.unwrap();
+    until(|| farm.streams.of(DAEMON).idle_ms < 100).await;
+    drop((client, stream));
+    farm.at_rest().await;
+    assert_eq!(farm.streams.of(DAEMON).open, 0);
+}
+
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 1_u32;
     let mut next = || {

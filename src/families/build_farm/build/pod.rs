@@ -1,12 +1,14 @@
-//! The pod of a daemon: a stock rootless `buildkitd`, confined as far as it
-//! can be. Pure.
+//! The pod of a daemon: a stock `buildkitd`, confined as far as it can be, and
+//! the companion beside it. Pure.
+
+mod companion;
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    AppArmorProfile, Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource,
-    EnvVar, ExecAction, ObjectFieldSelector, PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    SeccompProfile, SecretVolumeSource, SecurityContext, Volume, VolumeMount,
+    Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource, EnvVar, ExecAction,
+    ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SecretVolumeSource, Volume,
+    VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -15,13 +17,12 @@ use super::super::api::Tier;
 use super::super::settings::Settings;
 use super::super::validate::Valid;
 use super::config::Base;
+use super::profile::Confinement;
 use super::{UNTRUSTED, config, labels};
+pub use companion::{COMPANION, COMPANION_PORT};
 
-/// User and group of the rootless image.
-const ROOTLESS_ID: i64 = 1000;
 const RUNTIME_DIR: &str = "/run/user/1000";
 const SOCKET: &str = "unix:///run/user/1000/buildkit/buildkitd.sock";
-const DATA_DIR: &str = "/home/user/.local/share/buildkit";
 const CERTS_DIR: &str = "/certs";
 const CONFIG_DIR: &str = "/etc/buildkit";
 
@@ -34,6 +35,10 @@ pub const CONFIG_ANNOTATION: &str = "buildkit-operator.socialgouv.github.io/buil
 const GRACE_MARGIN_SECONDS: u64 = 120;
 const GRACE_MAX_SECONDS: u64 = 3720;
 
+/// What is left of the grace when the drain has used up its budget: for the
+/// daemon to write what it holds, and for the companion to end.
+const FLUSH_SECONDS: u64 = 30;
+
 /// Builds the pod template.
 pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTemplateSpec {
     let mut labels = labels(project);
@@ -41,7 +46,9 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
         labels.insert(UNTRUSTED.to_owned(), "true".to_owned());
     }
     let toml = config::buildkitd_toml(base, project.spec.cache_volume_gi);
-    let grace = (settings.max_build.as_secs() + GRACE_MARGIN_SECONDS).min(GRACE_MAX_SECONDS);
+    let companion = settings.companion.as_deref();
+    let confinement = Confinement::of(project, settings);
+    let scheduling = &settings.scheduling;
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(labels),
@@ -49,33 +56,53 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
             ..ObjectMeta::default()
         }),
         spec: Some(PodSpec {
-            containers: vec![daemon(project, settings)],
+            init_containers: companion
+                .map(|image| vec![companion::container(image, confinement, drain_seconds(settings))]),
+            containers: vec![daemon(project, settings, confinement)],
             volumes: Some(volumes(settings)),
             // Builds run code of strangers: nothing of the cluster is handed to the pod.
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
-            node_selector: Some(BTreeMap::from([(
-                "kubernetes.io/arch".to_owned(),
-                project.spec.arch.as_str().to_owned(),
-            )])),
-            termination_grace_period_seconds: Some(i64::try_from(grace).unwrap_or(i64::MAX)),
-            security_context: Some(PodSecurityContext {
-                run_as_user: Some(ROOTLESS_ID),
-                run_as_group: Some(ROOTLESS_ID),
-                fs_group: Some(ROOTLESS_ID),
-                fs_group_change_policy: Some("OnRootMismatch".to_owned()),
-                ..PodSecurityContext::default()
-            }),
+            node_selector: Some(scheduling.selector(project.spec.arch)),
+            tolerations: (!scheduling.tolerations.is_empty()).then(|| scheduling.tolerations.clone()),
+            affinity: scheduling.affinity.clone(),
+            host_users: confinement.host_users(),
+            runtime_class_name: confinement.runtime_class(),
+            termination_grace_period_seconds: Some(i64::try_from(grace_seconds(settings)).unwrap_or(i64::MAX)),
+            security_context: Some(confinement.pod_security()),
             ..PodSpec::default()
         }),
     }
 }
 
-fn daemon(project: &Valid<'_>, settings: &Settings) -> Container {
+/// How long a pod may take to end.
+fn grace_seconds(settings: &Settings) -> u64 {
+    (settings.max_build.as_secs() + GRACE_MARGIN_SECONDS).min(GRACE_MAX_SECONDS)
+}
+
+/// How much of that a running build may use.
+fn drain_seconds(settings: &Settings) -> u64 {
+    grace_seconds(settings) - FLUSH_SECONDS
+}
+
+fn daemon(project: &Valid<'_>, settings: &Settings, confinement: Confinement<'_>) -> Container {
+    let mut mounts = vec![
+        mount("cache", confinement.data_dir(), false),
+        mount("run", RUNTIME_DIR, false),
+        mount("certs", CERTS_DIR, true),
+        mount("config", CONFIG_DIR, true),
+    ];
+    let (probes, lifecycle) = if settings.companion.is_some() {
+        mounts.extend(companion::daemon_mounts());
+        (companion::daemon_probes(), Some(companion::wait_idle(drain_seconds(settings))))
+    } else {
+        ([probe(1, 5, 120), probe(5, 5, 3), probe(30, 10, 6)], None)
+    };
+    let [startup, readiness, liveness] = probes;
     Container {
         name: "buildkitd".to_owned(),
-        image: Some(settings.daemon_image.clone()),
-        args: Some(arguments(settings.port)),
+        image: Some(confinement.image(settings)),
+        args: Some(arguments(settings.port).into_iter().chain(confinement.arguments()).collect()),
         env: Some(vec![variable("BUILDKIT_HOST", SOCKET), variable("XDG_RUNTIME_DIR", RUNTIME_DIR)]),
         ports: Some(vec![ContainerPort {
             name: Some("buildkit".to_owned()),
@@ -83,24 +110,13 @@ fn daemon(project: &Valid<'_>, settings: &Settings) -> Container {
             protocol: Some("TCP".to_owned()),
             ..ContainerPort::default()
         }]),
-        startup_probe: Some(probe(1, 5, 120)),
-        readiness_probe: Some(probe(5, 5, 3)),
-        liveness_probe: Some(probe(30, 10, 6)),
+        startup_probe: Some(startup),
+        readiness_probe: Some(readiness),
+        liveness_probe: Some(liveness),
+        lifecycle,
         resources: Some(resources(project)),
-        volume_mounts: Some(vec![
-            mount("cache", DATA_DIR, false),
-            mount("run", RUNTIME_DIR, false),
-            mount("certs", CERTS_DIR, true),
-            mount("config", CONFIG_DIR, true),
-        ]),
-        // rootlesskit makes a user namespace of its own and mounts within it,
-        // which the default seccomp and AppArmor profiles forbid, and calls
-        // newuidmap, which allowPrivilegeEscalation: false would break.
-        security_context: Some(SecurityContext {
-            seccomp_profile: Some(SeccompProfile { type_: "Unconfined".to_owned(), ..SeccompProfile::default() }),
-            app_armor_profile: Some(AppArmorProfile { type_: "Unconfined".to_owned(), ..AppArmorProfile::default() }),
-            ..SecurityContext::default()
-        }),
+        volume_mounts: Some(mounts),
+        security_context: Some(confinement.container_security()),
         ..Container::default()
     }
 }
@@ -120,13 +136,13 @@ fn arguments(port: u16) -> Vec<String> {
         "/certs/key.pem",
         "--config",
         "/etc/buildkit/buildkitd.toml",
-        "--oci-worker-no-process-sandbox",
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-/// The daemon answers its own API. Generous where a failure would end builds.
+/// Without a companion: the daemon answers its own API. Generous where a
+/// failure would end builds.
 fn probe(period: i32, timeout: i32, failures: i32) -> Probe {
     Probe {
         exec: Some(ExecAction { command: Some(["buildctl", "debug", "workers"].map(str::to_owned).to_vec()) }),
@@ -158,8 +174,8 @@ fn resources(project: &Valid<'_>) -> ResourceRequirements {
 }
 
 fn volumes(settings: &Settings) -> Vec<Volume> {
-    vec![
-        Volume { name: "run".to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() },
+    let mut volumes = vec![
+        empty_dir("run"),
         Volume {
             name: "certs".to_owned(),
             secret: Some(SecretVolumeSource {
@@ -184,7 +200,15 @@ fn volumes(settings: &Settings) -> Vec<Volume> {
             }),
             ..Volume::default()
         },
-    ]
+    ];
+    if settings.companion.is_some() {
+        volumes.extend(companion::VOLUMES.map(empty_dir));
+    }
+    volumes
+}
+
+fn empty_dir(name: &str) -> Volume {
+    Volume { name: name.to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() }
 }
 
 fn variable(name: &str, value: &str) -> EnvVar {
@@ -197,5 +221,23 @@ fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
         mount_path: path.to_owned(),
         read_only: read_only.then_some(true),
         ..VolumeMount::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_drain_ends_well_before_the_pod_is_killed() {
+        for max_build in [1, 60, 600, 3600, 7200, 86_400] {
+            let settings = Settings { max_build: Duration::from_secs(max_build), ..Settings::default() };
+            let (grace, drain) = (grace_seconds(&settings), drain_seconds(&settings));
+            assert!(drain < grace - 10, "{drain} of {grace}");
+            assert!(grace == max_build + 120 || grace == 3720);
+            assert!(drain > max_build || grace == 3720, "a build that may take {max_build} s gets {drain} s");
+        }
     }
 }

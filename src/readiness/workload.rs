@@ -4,12 +4,18 @@ use serde_json::Value;
 
 use super::{State, condition, count, text, unseen};
 
+/// A control plane that has just started refuses its own controllers for some
+/// moments, until its authorizer has read the roles: no fault of the object.
+fn passes(why: &str) -> bool {
+    why.contains("is forbidden: User \"system:serviceaccount:kube-system:")
+}
+
 pub(super) fn deployment(object: &Value) -> State {
     if let Some(state) = unseen(object) {
         return state;
     }
     if let Some(("True", why)) = condition(object, "ReplicaFailure") {
-        return State::Failed(why);
+        return if passes(&why) { State::Pending(why) } else { State::Failed(why) };
     }
     if let Some(("False", why)) = condition(object, "Progressing")
         && why.starts_with("ProgressDeadlineExceeded")

@@ -37,9 +37,12 @@ async fn measure(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     namespaces.create(&cluster.client()).await?;
     println!("\n| role | start → ready, ms (5 runs) | memory after 5 s, MiB |\n|---|---|---|");
     for (role, flags) in [
-        ("controller,route", &["--auth-open"][..]),
+        ("controller,route", &["--auth-open", "--companion=false"][..]),
         ("gateway", &["--domain=builds.example.test", "--listen=127.0.0.1:20802"]),
-        ("controller,route,gateway", &["--auth-open", "--domain=builds.example.test", "--listen=127.0.0.1:20802"]),
+        (
+            "controller,route,gateway",
+            &["--auth-open", "--companion=false", "--domain=builds.example.test", "--listen=127.0.0.1:20802"],
+        ),
     ] {
         role_row(&cluster, &namespaces.builds, &namespaces.operator, role, flags).await?;
     }

@@ -81,12 +81,12 @@ fn describe(command: &clap::Command, text: &mut String) {
 
 #[test]
 fn reference_is_what_the_commands_say_of_themselves() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/cli.md");
+    let path = Path::new("docs/reference/cli.md");
     let want = reference();
     if std::env::var_os("BKO_UPDATE").is_some_and(|value| value == "1") {
-        std::fs::write(&path, &want).unwrap();
+        std::fs::write(path, &want).unwrap();
     }
-    let have = std::fs::read_to_string(&path).unwrap_or_default();
+    let have = std::fs::read_to_string(path).unwrap_or_default();
     let diff = similar::TextDiff::from_lines(&have, &want).unified_diff().to_string();
     assert!(diff.is_empty(), "docs/reference/cli.md is out of date: BKO_UPDATE=1 cargo test --test it cli\n{diff}");
 }

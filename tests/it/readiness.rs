@@ -59,7 +59,7 @@ macro_rules! kinds {
 
         #[test]
         fn every_fixture_is_used() {
-            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/readiness");
+            let folder = "tests/it/readiness";
             let mut found: Vec<String> = std::fs::read_dir(folder)
                 .unwrap()
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())

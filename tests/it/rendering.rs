@@ -184,15 +184,15 @@ fn certificates_cover_every_gateway_domain_and_carry_the_common_labels() {
 /// `BKO_UPDATE=1 cargo test --test it rendering::the_custom_resource`.
 #[test]
 fn the_custom_resource_definition_is_that_of_the_type() {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/crd/crd.yaml");
+    let path = std::path::Path::new("manifests/crd/crd.yaml");
     let mut crd = serde_json::to_value(BuildProject::crd()).unwrap();
     as_the_api_server_says(&mut crd);
     let generated = to_yaml(&crd);
     let generated = format!("# Generated from src/families/build_farm/api.rs by a test.\n{generated}");
     if std::env::var_os("BKO_UPDATE").is_some() {
-        std::fs::write(&path, &generated).unwrap();
+        std::fs::write(path, &generated).unwrap();
     }
-    assert!(std::fs::read_to_string(&path).unwrap() == generated, "{} is stale: set BKO_UPDATE=1", path.display());
+    assert!(std::fs::read_to_string(path).unwrap() == generated, "{} is stale: set BKO_UPDATE=1", path.display());
 }
 
 /// Whole numbers have no point, so that an applied object has no drift; and

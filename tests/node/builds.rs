@@ -25,20 +25,17 @@ const BEYOND_IDLE: u32 = 24;
 
 pub(crate) async fn nothing_takes_a_daemon_from_a_running_build(node: Arc<Node>) -> anyhow::Result<()> {
     let farm = Installation::install(&node).await?;
-    // Each has a project, and so a daemon, of its own. What wants to hear from
-    // the server is not beside what kills it.
+    // Each has a project, and so a daemon, of its own. Only what kills servers
+    // runs by itself: all else wants to hear from them.
     tokio::try_join!(
         told("its entry deleted by hand", an_entry_that_is_deleted_by_hand(&farm)),
         told("unregistered through the gateway", an_unregistered_build_through_the_gateway(&farm)),
         told("unregistered past the gateway", an_unregistered_build_past_the_gateway(&farm)),
         told("SIGTERM", the_end_of_its_pod(&farm)),
+        told("its project deleted", the_deletion_of_its_project(&farm)),
         told("kill -9 of buildkitd", a_killed_daemon_comes_back_warm(&farm)),
     )?;
-    tokio::try_join!(
-        told("its project deleted", the_deletion_of_its_project(&farm)),
-        told("servers killed and rolled", servers_and_gateways_that_come_and_go(&farm)),
-    )?;
-    Ok(())
+    told("servers killed and rolled", servers_and_gateways_that_come_and_go(&farm)).await
 }
 
 async fn told(what: &str, story: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {

@@ -1,7 +1,6 @@
 //! The harness itself: a test that relies on it is worth what it is.
 
 use std::fmt::Debug;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -158,7 +157,7 @@ async fn run_buildkit(node: &Node, namespace: &str) -> anyhow::Result<Pod> {
 
 /// Builds `examples/hello`, pushes it, and returns what was printed.
 async fn build_example(node: &Node, daemon: &str, base: &str, image: &str) -> anyhow::Result<String> {
-    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/hello").display().to_string();
+    let example = std::path::absolute("examples/hello")?.display().to_string();
     let mut buildctl = node.tools().command("buildctl");
     buildctl.args(["--addr", &format!("tcp://{daemon}:1234"), "build", "--progress=plain"]);
     buildctl.args(["--frontend=dockerfile.v0", "--local", &format!("context={example}")]);

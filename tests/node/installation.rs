@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "the demo uses a part of it")]
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -149,14 +149,14 @@ impl<'a> Installation<'a> {
         let mut build = self.node.tools().command("buildx");
         build.env("BUILDX_CONFIG", "/run/bko/buildx");
         build.args(["build", "--builder", &builder, "--progress=plain", "--push", "--tag", image]);
-        build.args(["--build-arg", &format!("BASE={}", self.base)]).arg(example());
+        build.args(["--build-arg", &format!("BASE={}", self.base)]).arg(example()?);
         let printed = process::combined_output(build).await?;
         Ok(Build { printed, took: begun.elapsed() })
     }
 
     /// The same with buildctl.
     pub(crate) async fn buildctl(&self, route: &Route, image: &str) -> anyhow::Result<Build> {
-        let context = example().display().to_string();
+        let context = example()?.display().to_string();
         let begun = Instant::now();
         let mut build = self.node.tools().command("buildctl");
         build.arg("--addr").arg(&route.endpoint);
@@ -305,8 +305,9 @@ impl Build {
     }
 }
 
-fn example() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/hello")
+/// Cargo runs tests in the folder of the package.
+fn example() -> std::io::Result<PathBuf> {
+    std::path::absolute("examples/hello")
 }
 
 async fn address_of(node: &Node, service: &str) -> anyhow::Result<IpAddr> {

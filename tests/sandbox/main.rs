@@ -14,7 +14,7 @@ mod victim;
 
 use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 use shared::harness;
 
 use harness::{Cluster, Node, process};
@@ -79,7 +79,7 @@ async fn run_pod(node: &Node) -> anyhow::Result<()> {
 }
 
 fn trial(name: &str, run: fn() -> anyhow::Result<()>) -> Trial {
-    Trial::test(name, move || run().map_err(|error| Failed::from(format!("{error:?}"))))
+    Trial::test(name, move || run().map_err(|error| harness::registration::failed(&error)))
 }
 
 fn main() -> ExitCode {

@@ -80,10 +80,15 @@ impl<T: Send + Sync + 'static> Test<T> {
                     _shared = turn.read().await;
                 }
                 match tokio::time::timeout(limit, run(Arc::clone(tier))).await {
-                    Ok(outcome) => outcome.map_err(|error| Failed::from(format!("{error:?}"))),
+                    Ok(outcome) => outcome.map_err(|error| failed(&error)),
                     Err(_) => Err(Failed::from(format!("not done within {limit:?}"))),
                 }
             })
         })
     }
+}
+
+/// What went wrong and why; a backtrace of an error would hide both.
+pub(crate) fn failed(error: &anyhow::Error) -> Failed {
+    Failed::from(error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n  caused by: "))
 }

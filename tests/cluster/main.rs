@@ -80,6 +80,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::a_build_that_nobody_registered_keeps_its_daemon).limit(Duration::from_secs(90)),
         test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
         test!(truth::a_route_ends_the_asking_at_once),
+        test!(truth::nobody_is_let_in_while_the_gate_is_closed),
         test!(truth::an_entry_that_nobody_uses_expires_early),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]

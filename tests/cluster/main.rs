@@ -57,6 +57,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::a_restart_of_the_api_server_is_survived).serial(),
         test!(routes::a_cold_route_is_answered_within_250_ms_of_ready),
         test!(routes::concurrent_routes_share_their_writes),
+        test!(routes::no_answered_route_is_lost_with_its_server),
         test!(routes::a_release_right_after_its_route_finds_its_entry),
         test!(routes::an_idle_daemon_goes_to_zero_and_comes_back),
         test!(routes::a_route_during_a_scale_down_gets_the_next_daemon),

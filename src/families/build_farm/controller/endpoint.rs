@@ -72,9 +72,7 @@ impl Controller {
         });
         match self.patch_service(&key.daemon(), change).await {
             // Somebody deleted it; the next pass makes it anew.
-            Err(ReconcileError::Object { source, .. })
-                if matches!(&*source, kube::Error::Api(status) if status.is_not_found()) =>
-            {
+            Err(ReconcileError::Object { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.is_not_found()) => {
                 Ok(())
             }
             result => result,

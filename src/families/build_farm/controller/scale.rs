@@ -130,12 +130,7 @@ impl Controller {
     /// Keeps new clients away, and asks until the daemon has been quiet for
     /// [`QUIET`] since, or something else is the case. A build that is registered
     /// meanwhile is not kept waiting.
-    async fn ask_until_quiet(
-        &self,
-        valid: &Valid<'_>,
-        closing: Closing,
-        epoch: i64,
-    ) -> Result<Asked, ReconcileError> {
+    async fn ask_until_quiet(&self, valid: &Valid<'_>, closing: Closing, epoch: i64) -> Result<Asked, ReconcileError> {
         let asking = async {
             if !self.shut(&valid.key, epoch).await? {
                 return Ok(Asked::Busy(Busy::Reachable));

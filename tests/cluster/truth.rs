@@ -120,7 +120,8 @@ pub(crate) async fn who_does_not_answer_keeps_the_daemon(cluster: Arc<Cluster>) 
 /// No route waits while it is asked whether a daemon is quiet.
 pub(crate) async fn a_route_ends_the_asking_at_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = farm(&cluster, "asking").await?;
-    let server = Server::start(&cluster, &farm.flags(&["--idle-seconds=0"])).await?;
+    let flags = farm.flags(&["--idle-seconds=0", "--gateway-host=builds.example.test"]);
+    let server = Server::start(&cluster, &flags).await?;
     used_and_released(&server).await?;
     let mut took = Vec::new();
     for round in 1..=5 {

@@ -81,6 +81,11 @@ impl FaultProxy {
         *self.shared.rule.lock().unwrap() = Some(Rule { matches: Box::new(matches), spare, at, act: Box::new(act) });
     }
 
+    /// Forgets what it was armed with.
+    pub(crate) fn disarm(&self) {
+        *self.shared.rule.lock().unwrap() = None;
+    }
+
     /// Waits until `act` was called so often in all.
     pub(crate) async fn hit(&self, times: usize) {
         let _ = self.shared.hits.subscribe().wait_for(|hits| *hits >= times).await;

@@ -19,7 +19,11 @@ use crate::names::CONTROLLER_MANAGER;
 
 /// How long the cluster may take to forget an endpoint. Usually some milliseconds.
 const FORGETTING: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(100);
+/// And to list it again.
+const LISTING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
+/// kube-proxy's default `minSyncPeriod`.
+const NODES_FOLLOW: Duration = Duration::from_secs(1);
 
 /// Whether a Service selects nothing because its gate was closed.
 pub(super) fn is_shut(service: &Service) -> bool {
@@ -48,15 +52,31 @@ impl Controller {
             "spec": {"selector": {GATE: "closed"}},
         });
         self.patch_service(&name, change).await?;
+        self.until_listed(&name, false, FORGETTING).await
+    }
+
+    /// Waits until a daemon that stays as it is can be reached by its name
+    /// again. The gateway follows the endpoints itself; nodes do so a moment
+    /// later, and refuse who dials before.
+    pub(super) async fn until_reachable(&self, key: &ProjectKey) -> Result<(), ReconcileError> {
+        self.until_listed(&key.daemon(), true, LISTING).await?;
+        if self.settings.gateway.is_none() {
+            sleep(NODES_FOLLOW).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until there are endpoints, or none; false when that takes too long.
+    async fn until_listed(&self, name: &str, wanted: bool, limit: Duration) -> Result<bool, ReconcileError> {
         let slices = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));
         let begun = Instant::now();
         loop {
             let listed = self.slices.list(&slices).await;
             let listed = listed.map_err(Self::error("list", format!("EndpointSlices of {name}")))?;
-            if listed.iter().all(is_empty) {
+            if listed.iter().all(is_empty) != wanted {
                 return Ok(true);
             }
-            if begun.elapsed() >= FORGETTING {
+            if begun.elapsed() >= limit {
                 return Ok(false);
             }
             sleep(PAUSE).await;

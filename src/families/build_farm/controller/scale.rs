@@ -200,6 +200,10 @@ impl Controller {
     async fn reopen(&self, valid: &Valid<'_>, live: &StatefulSet, desired: &StatefulSet) -> Result<(), ReconcileError> {
         let epoch = self.epoch(valid.key.as_str()) + 1;
         tokio::try_join!(self.bump(valid, live, desired), self.open(&valid.key, epoch))?;
+        let stays = live.status.as_ref().is_some_and(|status| status.ready_replicas.unwrap_or(0) > 0);
+        if stays && live.spec.as_ref().and_then(|spec| spec.replicas) != Some(0) {
+            self.until_reachable(&valid.key).await?;
+        }
         self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
         Ok(())
     }

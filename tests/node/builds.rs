@@ -27,7 +27,7 @@ const BEYOND_IDLE: u32 = 24;
 pub(crate) async fn nothing_takes_a_daemon_from_a_running_build(node: Arc<Node>) -> anyhow::Result<()> {
     let farm = Installation::install(&node).await?;
     // Each has a project, and so a daemon, of its own. Only what kills servers,
-    // or shares one link, runs by itself.
+    // shares one link, or is in a hurry, runs by itself.
     tokio::try_join!(
         told("its entry deleted by hand", daemon::an_entry_that_is_deleted_by_hand(&farm)),
         told("unregistered through the gateway", daemon::an_unregistered_build_through_the_gateway(&farm)),
@@ -36,11 +36,11 @@ pub(crate) async fn nothing_takes_a_daemon_from_a_running_build(node: Arc<Node>)
         told("an eviction of its pod", daemon::an_eviction_of_its_pod(&farm)),
         told("a changed template", daemon::a_changed_template(&farm)),
         told("its project deleted", daemon::the_deletion_of_its_project(&farm)),
-        told("kill -9 of buildkitd", killed::a_killed_daemon_comes_back_warm(&farm)),
         told("the leader killed in mid scale-down", leader::the_leader_killed_in_mid_scale_down(&farm)),
         told("5 % of a CPU", limits::a_twentieth_of_a_cpu(&farm)),
         told("a cache filled to its ceiling", limits::a_cache_that_is_filled(&farm)),
     )?;
+    told("kill -9 of buildkitd", killed::a_killed_daemon_comes_back_warm(&farm)).await?;
     told("many builds over a slow link", limits::many_builds_over_a_slow_link(&farm)).await?;
     told("servers killed and rolled", servers::servers_and_gateways_that_come_and_go(&farm)).await
 }

@@ -191,12 +191,13 @@ impl<'a> Installation<'a> {
         build.has_printed(&format!("begun {name}")).await
     }
 
-    /// A build with one step, which runs `work`.
+    /// A build with one step, which runs `work`. It has a cache mount at `/shared`.
     pub(crate) fn step(&self, address: &str, server: Option<&str>, name: &str, work: &str) -> anyhow::Result<Running> {
         let context = PathBuf::from("/run/bko/slow");
         std::fs::create_dir_all(&context)?;
         // The step's own command does not read like what it prints.
-        let run = "RUN echo \"be\"gun $NAME && eval \"$WORK\" && echo \"en\"ded $NAME";
+        let run =
+            "RUN --mount=type=cache,target=/shared echo \"be\"gun $NAME && eval \"$WORK\" && echo \"en\"ded $NAME";
         std::fs::write(context.join("Dockerfile"), format!("ARG BASE\nFROM ${{BASE}}\nARG NAME WORK\n{run}\n"))?;
         let context = context.display().to_string();
         let mut build = self.node.tools().command("buildctl");

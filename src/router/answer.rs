@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::coldstart::{ColdStartError, Position};
 use super::request::BadRequest;
@@ -15,7 +16,7 @@ use crate::provisioner::{BuildId, ProvisionError};
 pub(super) const IGNORED_FIELDS: HeaderName = HeaderName::from_static("x-buildkit-operator-ignored-fields");
 
 /// What a daemon that did not become ready was last waiting for.
-const WAITING_FOR: HeaderName = HeaderName::from_static("x-buildkit-operator-waiting-for");
+pub(super) const WAITING_FOR: HeaderName = HeaderName::from_static("x-buildkit-operator-waiting-for");
 
 /// About one cold start: what a queue of one round takes.
 const COLD_START: Duration = Duration::from_secs(10);
@@ -31,18 +32,27 @@ const FAILED: Duration = Duration::from_secs(60);
 pub(super) struct Answer {
     status: StatusCode,
     json: Option<String>,
+    /// Path of what can be read afterwards.
+    location: Option<String>,
     /// As the audit log calls it.
     pub(super) verdict: &'static str,
 }
 
 /// The body of `/route` and `/prewarm`; the order of the fields is part of it.
-#[derive(Debug, Serialize)]
-struct Endpoint<'a> {
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Endpoint<'a> {
+    /// Routing key of the project.
+    #[schema(value_type = String)]
     key: &'a ProjectKey,
+    /// For `/complete`; a capability. Absent from the answer to `/prewarm`.
     #[serde(rename = "buildId", skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[0-9a-f]{16}$", required = false, nullable = false)]
     build_id: Option<&'a str>,
+    /// Where the client reaches the daemon.
     endpoint: String,
+    /// Namespace of the daemon.
     namespace: &'a str,
+    /// Whether the daemon takes builds now.
     ready: bool,
 }
 
@@ -62,17 +72,23 @@ impl Answer {
     /// A daemon was woken.
     pub(super) fn prewarmed(key: &ProjectKey, endpoint: String, namespace: &str, ready: bool) -> Result<Self, Refusal> {
         let body = Endpoint { key, build_id: None, endpoint, namespace, ready };
-        Self::json(StatusCode::ACCEPTED, &body, "prewarmed")
+        let answer = Self::json(StatusCode::ACCEPTED, &body, "prewarmed")?;
+        Ok(Self { location: Some(format!("/projects/{key}")), ..answer })
+    }
+
+    /// What is asked to be shown.
+    pub(super) fn shown(body: &impl Serialize) -> Result<Self, Refusal> {
+        Self::json(StatusCode::OK, body, "shown")
     }
 
     /// A build has ended.
     pub(super) fn completed(verdict: &'static str) -> Self {
-        Self { status: StatusCode::NO_CONTENT, json: None, verdict }
+        Self { status: StatusCode::NO_CONTENT, json: None, location: None, verdict }
     }
 
-    fn json(status: StatusCode, body: &Endpoint<'_>, verdict: &'static str) -> Result<Self, Refusal> {
+    fn json(status: StatusCode, body: &impl Serialize, verdict: &'static str) -> Result<Self, Refusal> {
         let json = serde_json::to_string(body).map_err(|e| Refusal::internal(format!("write the answer: {e}")))?;
-        Ok(Self { status, json: Some(json + "\n"), verdict })
+        Ok(Self { status, json: Some(json + "\n"), location: None, verdict })
     }
 
     /// The status, as the audit log has it.
@@ -83,10 +99,14 @@ impl Answer {
 
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
-        match self.json {
+        let mut response = match self.json {
             Some(json) => (self.status, [(header::CONTENT_TYPE, "application/json")], json).into_response(),
             None => self.status.into_response(),
+        };
+        if let Some(location) = self.location.and_then(|path| HeaderValue::try_from(path).ok()) {
+            response.headers_mut().insert(header::LOCATION, location);
         }
+        response
     }
 }
 
@@ -128,6 +148,16 @@ impl Refusal {
     /// Anything but POST.
     pub(super) fn method_not_allowed() -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "POST only").with(header::ALLOW, HeaderValue::from_static("POST"))
+    }
+
+    /// Anything but GET, of what can only be read.
+    pub(super) fn read_only() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "GET only").with(header::ALLOW, HeaderValue::from_static("GET, HEAD"))
+    }
+
+    /// No such project, or none that the caller may know of.
+    pub(super) fn no_such_project() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "no such project")
     }
 
     /// We are at fault.

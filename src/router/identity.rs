@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 /// Carries the admin token.
-const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-buildkit-operator-admin-token");
+pub(super) const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-buildkit-operator-admin-token");
 
 /// A token. Only its hash is kept, so that neither a log nor a memory dump
 /// shows it, and so that comparing takes the same time for every length.
@@ -83,6 +83,15 @@ impl Identity {
     }
 }
 
+/// Whether a caller may know of the projects of a repository, given as it is
+/// normalised. The one place where that is decided.
+pub(super) fn may_see(identity: Identity, _repo: &str) -> bool {
+    match identity {
+        // These may route builds of every repository.
+        Identity::Admin | Identity::Bearer | Identity::Open => true,
+    }
+}
+
 /// Why a caller has no identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
@@ -104,6 +113,11 @@ impl Auth {
         let auth =
             Self { token: token.filter(|t| !t.is_blank()), admin_token: admin_token.filter(|t| !t.is_blank()), open };
         if auth.token.is_none() && auth.admin_token.is_none() && !open { Err(NobodyMayCall) } else { Ok(auth) }
+    }
+
+    /// Whether anybody may call.
+    pub(super) fn is_open(&self) -> bool {
+        self.open
     }
 
     /// Tells who calls.

@@ -32,8 +32,6 @@ const FAILED: Duration = Duration::from_secs(60);
 pub(super) struct Answer {
     status: StatusCode,
     json: Option<String>,
-    /// Path of what can be read afterwards.
-    location: Option<String>,
     /// As the audit log calls it.
     pub(super) verdict: &'static str,
 }
@@ -72,8 +70,7 @@ impl Answer {
     /// A daemon was woken.
     pub(super) fn prewarmed(key: &ProjectKey, endpoint: String, namespace: &str, ready: bool) -> Result<Self, Refusal> {
         let body = Endpoint { key, build_id: None, endpoint, namespace, ready };
-        let answer = Self::json(StatusCode::ACCEPTED, &body, "prewarmed")?;
-        Ok(Self { location: Some(format!("/projects/{key}")), ..answer })
+        Self::json(StatusCode::ACCEPTED, &body, "prewarmed")
     }
 
     /// What is asked to be shown.
@@ -83,12 +80,12 @@ impl Answer {
 
     /// A build has ended.
     pub(super) fn completed(verdict: &'static str) -> Self {
-        Self { status: StatusCode::NO_CONTENT, json: None, location: None, verdict }
+        Self { status: StatusCode::NO_CONTENT, json: None, verdict }
     }
 
     fn json(status: StatusCode, body: &impl Serialize, verdict: &'static str) -> Result<Self, Refusal> {
         let json = serde_json::to_string(body).map_err(|e| Refusal::internal(format!("write the answer: {e}")))?;
-        Ok(Self { status, json: Some(json + "\n"), location: None, verdict })
+        Ok(Self { status, json: Some(json + "\n"), verdict })
     }
 
     /// The status, as the audit log has it.
@@ -99,14 +96,10 @@ impl Answer {
 
 impl IntoResponse for Answer {
     fn into_response(self) -> Response {
-        let mut response = match self.json {
+        match self.json {
             Some(json) => (self.status, [(header::CONTENT_TYPE, "application/json")], json).into_response(),
             None => self.status.into_response(),
-        };
-        if let Some(location) = self.location.and_then(|path| HeaderValue::try_from(path).ok()) {
-            response.headers_mut().insert(header::LOCATION, location);
         }
-        response
     }
 }
 

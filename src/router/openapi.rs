@@ -190,8 +190,7 @@ pub(super) fn route() -> Operation {
 
 pub(super) fn prewarm() -> Operation {
     let woken = ResponseBuilder::new()
-        .description("the daemon is wanted; `ready` says whether a route would be answered at once")
-        .header("Location", header("path of the project's state"))
+        .description("the daemon is wanted; `ready` says whether a route would be answered at once, `/projects/{key}` the rest")
         .content("application/json", content("Endpoint"));
     refusals(start("prewarm", "Wake a project's daemon; wait for nothing, register nothing"), IDENTIFIED)
         .request_body(Some(project_request()))

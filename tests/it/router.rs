@@ -13,6 +13,8 @@ mod answers;
 mod cancel;
 mod connections;
 mod memory;
+mod openapi;
+mod projects;
 mod wire;
 
 #[path = "../vectors/differences.rs"]

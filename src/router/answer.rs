@@ -148,6 +148,11 @@ impl Refusal {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "GET only").with(header::ALLOW, HeaderValue::from_static("GET, HEAD"))
     }
 
+    /// A method that not even a probe may use.
+    pub(super) fn unknown_method(allowed: &str) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "unknown method").with(header::ALLOW, header_text(allowed))
+    }
+
     /// No such project, or none that the caller may know of.
     pub(super) fn no_such_project() -> Self {
         Self::new(StatusCode::NOT_FOUND, "no such project")

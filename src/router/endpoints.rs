@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use axum::http::StatusCode;
 use axum::routing::{MethodRouter, any};
 use utoipa::openapi::path::Operation;
 
@@ -79,7 +78,7 @@ pub(super) const ENDPOINTS: [Endpoint; 7] = [
     Endpoint {
         path: "/healthz",
         methods: Methods::All,
-        handler: || any(|| async { StatusCode::OK }),
+        handler: || any(openapi::health),
         operation: openapi::healthz,
         identified: false,
     },

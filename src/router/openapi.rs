@@ -1,6 +1,9 @@
 //! The document of `/openapi.json`: what each endpoint takes and gives, from
 //! the types that it takes and gives. Pure, but for the one handler.
 
+#[expect(dead_code, reason = "describes what is read field by field")]
+mod requests;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -24,67 +27,7 @@ use super::projects::{LARGEST_PAGE, PAGE};
 use super::{Config, Shared};
 use crate::key::Arch;
 use crate::provisioner::project::{Detail, Page, Phase};
-
-/// Body of `/route` and `/prewarm`. Unknown fields are ignored, and named in a header.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes a body that is read field by field")]
-struct ProjectRequest {
-    /// Repository in any spelling; all of one repository converge. At most 512 bytes.
-    #[schema(format = "git-reference", min_length = 1, max_length = 512)]
-    repo: String,
-    /// Component of a monorepo, without control characters. At most 128 bytes.
-    #[schema(format = "label", max_length = 128)]
-    name: Option<String>,
-    /// Target of the Dockerfile, without control characters; `default` when absent. At most 128 bytes.
-    #[schema(format = "label", max_length = 128)]
-    target: Option<String>,
-    /// Architecture to build natively; `x86_64` and `aarch64` are the same.
-    #[schema(inline)]
-    arch: RequestedArch,
-    /// The build comes from code that nobody has reviewed: it gets a daemon of its own.
-    untrusted: Option<bool>,
-}
-
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes a value")]
-enum RequestedArch {
-    #[schema(rename = "amd64")]
-    Amd64,
-    #[schema(rename = "arm64")]
-    Arm64,
-    #[schema(rename = "x86_64")]
-    X86,
-    #[schema(rename = "aarch64")]
-    Aarch,
-}
-
-/// Body of `/complete`: which build has ended. Unknown fields are ignored.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes a body that is read field by field")]
-struct BuildEnded {
-    /// As `/route` gave it.
-    #[schema(min_length = 1, max_length = 64, pattern = r"\S")]
-    key: String,
-    /// As `/route` gave it.
-    #[serde(rename = "buildId")]
-    #[schema(pattern = "^[0-9A-Fa-f]{16}$")]
-    build_id: String,
-}
-
-/// Body of `/complete` without a build: the oldest entry of the project has
-/// ended. Refused with `--require-build-id`.
-#[derive(ToSchema)]
-#[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "describes a body that is read field by field")]
-struct OldestEnded {
-    /// As `/route` gave it.
-    #[schema(min_length = 1, max_length = 64, pattern = r"\S")]
-    key: String,
-    /// Nothing.
-    #[serde(rename = "buildId")]
-    #[schema(max_length = 0)]
-    build_id: Option<String>,
-}
+use requests::{BuildEnded, OldestEnded, ProjectRequest, RequestedArch};
 
 /// `GET /openapi.json`.
 pub(super) async fn serve(State(shared): State<Arc<Shared>>, request: Request) -> Response {
@@ -94,11 +37,20 @@ pub(super) async fn serve(State(shared): State<Arc<Shared>>, request: Request) -
     ([(header::CONTENT_TYPE, "application/json")], shared.document.clone()).into_response()
 }
 
+/// `/healthz`: by any method that there is, as load balancers differ.
+pub(super) async fn health(request: Request) -> Response {
+    if Methods::All.names().contains(&request.method().as_str()) {
+        return StatusCode::OK.into_response();
+    }
+    Refusal::unknown_method(&Methods::All.names().join(", ")).into_response()
+}
+
 /// The document of an API that runs with this configuration.
 pub(super) fn document(config: &Config) -> String {
     let open = config.auth.is_open();
     let paths = ENDPOINTS.iter().fold(PathsBuilder::new(), |paths, endpoint| {
-        let operations = endpoint.methods.documented().into_iter().map(|method| (method.clone(), operation(endpoint, &method, open)));
+        let methods = endpoint.methods.documented().into_iter();
+        let operations = methods.map(|method| (method.clone(), operation(endpoint, &method, open)));
         let item = operations.fold(PathItem::default(), |mut item, (method, operation)| {
             item.merge_operations(PathItem::new(method, operation));
             item
@@ -129,6 +81,7 @@ fn components(open: bool) -> utoipa::openapi::Components {
         .schema(Phase::name(), Phase::schema())
         .schema(Arch::name(), Arch::schema())
         .schema(ProjectRequest::name(), ProjectRequest::schema())
+        .schema(RequestedArch::name(), RequestedArch::schema())
         .schema(BuildEnded::name(), BuildEnded::schema())
         .schema(OldestEnded::name(), OldestEnded::schema())
         .schema("Endpoint", Routed::schema());
@@ -144,13 +97,26 @@ fn components(open: bool) -> utoipa::openapi::Components {
 }
 
 impl Methods {
-    fn documented(self) -> Vec<HttpMethod> {
-        use HttpMethod::{Delete, Get, Head, Options, Patch, Post, Put, Trace};
+    fn names(self) -> &'static [&'static str] {
         match self {
-            Self::Post => vec![Post],
-            Self::Read => vec![Get, Head],
-            Self::All => vec![Get, Head, Post, Put, Delete, Options, Patch, Trace],
+            Self::Post => &["POST"],
+            Self::Read => &["GET", "HEAD"],
+            Self::All => &["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"],
         }
+    }
+
+    fn documented(self) -> Vec<HttpMethod> {
+        let method = |name: &str| match name {
+            "HEAD" => HttpMethod::Head,
+            "POST" => HttpMethod::Post,
+            "PUT" => HttpMethod::Put,
+            "DELETE" => HttpMethod::Delete,
+            "OPTIONS" => HttpMethod::Options,
+            "PATCH" => HttpMethod::Patch,
+            "TRACE" => HttpMethod::Trace,
+            _ => HttpMethod::Get,
+        };
+        self.names().iter().map(|name| method(name)).collect()
     }
 }
 
@@ -246,7 +212,7 @@ pub(super) fn openapi() -> Operation {
 }
 
 pub(super) fn healthz() -> Operation {
-    start("healthz", "For probes, by any method and for anybody")
+    start("healthz", "For probes, by any of these methods and for anybody")
         .response("200", ResponseBuilder::new().description("the process serves"))
         .build()
 }

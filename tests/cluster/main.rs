@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests read clocks, files and the environment")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
+mod conformance;
 mod farm;
 mod harness;
 mod harness_checks;
@@ -81,6 +82,8 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
         test!(truth::a_route_ends_the_asking_at_once),
         test!(truth::an_entry_that_nobody_uses_expires_early),
+        test!(conformance::an_open_api_is_as_documented).limit(Duration::from_secs(900)),
+        test!(conformance::an_api_with_a_token_is_as_documented).limit(Duration::from_secs(900)),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

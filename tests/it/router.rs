@@ -15,6 +15,7 @@ mod connections;
 mod memory;
 mod openapi;
 mod projects;
+mod ps;
 mod wire;
 
 #[path = "../vectors/differences.rs"]

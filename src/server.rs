@@ -18,7 +18,7 @@ use crate::families::build_farm::args::FarmArgs;
 use crate::families::build_farm::controller::{Controller, Seen};
 use crate::families::build_farm::directory;
 use crate::families::build_farm::figures::Figures;
-use crate::families::build_farm::metrics::Metrics as ControllerMetrics;
+use crate::families::build_farm::metrics::{DaemonMetrics, Metrics as ControllerMetrics};
 use crate::families::build_farm::provisioner::Farm;
 use crate::families::build_farm::settings::Settings;
 use crate::families::build_farm::truth::ask::{Truth, Witnesses};
@@ -190,7 +190,8 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
     if roles.contains(&Role::Controller) || roles.contains(&Role::Route) {
         let view = View::start(&client, &settings, &args.farm.buildkitd_configmap, &shutdown.closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
-        let figures = Figures::start(view.clone(), shutdown.leaving.clone());
+        let daemons = DaemonMetrics::register(&mut registry);
+        let figures = Figures::start(view.clone(), daemons, shutdown.leaving.clone());
         readiness.set("caches", false);
         tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));
         if let Some((config, listener)) = api {

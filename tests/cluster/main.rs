@@ -12,6 +12,7 @@ mod lifecycle;
 mod projects;
 mod routes;
 mod truth;
+mod view;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -82,6 +83,9 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
         test!(truth::a_route_ends_the_asking_at_once),
         test!(truth::an_entry_that_nobody_uses_expires_early),
+        test!(view::a_project_tells_what_its_daemon_does_until_it_is_at_zero),
+        test!(view::what_builds_told_is_written_once_each),
+        test!(view::a_companion_that_does_not_answer_is_no_reason_to_wait),
         test!(conformance::an_open_api_is_as_documented).limit(Duration::from_secs(900)),
         test!(conformance::an_api_with_a_token_is_as_documented).limit(Duration::from_secs(900)),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),

@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn farm() -> Vec<Summary> {
-        let room = |used| Some(CacheRoom { bytes_used: used << 30, bytes_total: 60 << 30 });
+        let room = |used: u64| Some(CacheRoom { bytes_used: used << 30, bytes_total: 60 << 30 });
         let build = ActiveBuild {
             reference: "a1b2c3d4e5f6".into(),
             started: Some(at(-35)),

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::build::PROJECT_KEY;
 use super::build::pod::COMPANION_PORT;
+use super::metrics::DaemonMetrics;
 use super::truth::ask::companion_of;
 use super::view::View;
 use crate::companion::observation::{Build, Identity};
@@ -68,12 +69,14 @@ pub struct Figures {
     view: Arc<View>,
     daemons: Mutex<HashMap<String, Daemon>>,
     turns: Arc<Semaphore>,
+    metrics: DaemonMetrics,
 }
 
 impl Figures {
     /// Starts to ask, until `shutdown`.
-    pub fn start(view: Arc<View>, shutdown: CancellationToken) -> Arc<Self> {
-        let figures = Arc::new(Self { view, daemons: Mutex::default(), turns: Arc::new(Semaphore::new(AT_ONCE)) });
+    pub fn start(view: Arc<View>, metrics: DaemonMetrics, shutdown: CancellationToken) -> Arc<Self> {
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        let figures = Arc::new(Self { view, daemons: Mutex::default(), turns, metrics });
         tokio::spawn(shutdown.run_until_cancelled_owned(figures.clone().run()));
         figures
     }
@@ -83,17 +86,12 @@ impl Figures {
         self.daemons().get(key).map(|daemon| daemon.told.clone())
     }
 
-    /// Builds that run, by project key, of the daemons that say so.
-    pub fn active(&self) -> Vec<(String, usize)> {
-        let daemons = self.daemons();
-        daemons.iter().filter_map(|(key, daemon)| Some((key.clone(), daemon.told.active.as_ref()?.len()))).collect()
-    }
-
     /// Asks a daemon now, whoever's turn it is.
     pub async fn look(&self, key: &str) {
         let pods = self.view.pods();
         let found = pods.iter().find_map(|pod| watched(pod).filter(|(known, _)| known == key).zip(pod.uid()));
         if let Some(((key, address), pod)) = found {
+            begin(&mut self.daemons(), &key, &pod);
             self.ask(&key, &pod, address).await;
         }
     }
@@ -124,16 +122,19 @@ impl Figures {
         let running: Vec<_> = pods.iter().filter_map(|pod| Some((watched(pod)?, pod.uid()?))).collect();
         let keys: HashSet<&str> = running.iter().map(|((key, _), _)| key.as_str()).collect();
         let mut daemons = self.daemons();
-        daemons.retain(|key, _| keys.contains(key.as_str()));
+        daemons.retain(|key, _| {
+            let runs = keys.contains(key.as_str());
+            if !runs {
+                self.metrics.tell(key, None);
+            }
+            runs
+        });
         let is_due = |(key, pod): (&String, &String)| match daemons.get(key) {
             Some(daemon) if daemon.pod == *pod => !daemon.asking && daemon.asked.elapsed() >= self.pause(key, daemon),
             _ => true,
         };
         let due: Vec<_> = running.iter().filter(|((key, _), pod)| is_due((key, pod))).cloned().collect();
-        for ((key, _), pod) in &due {
-            let daemon = daemons.entry(key.clone()).or_insert_with(|| Daemon::new(pod));
-            (daemon.asking, daemon.asked) = (true, Instant::now());
-        }
+        due.iter().for_each(|((key, _), pod)| begin(&mut daemons, key, pod));
         due.into_iter().map(|((key, address), pod)| (key, pod, address)).collect()
     }
 
@@ -151,12 +152,11 @@ impl Figures {
         );
         let news = {
             let mut daemons = self.daemons();
-            let daemon = daemons.entry(key.to_owned()).or_insert_with(|| Daemon::new(pod));
-            if daemon.pod != pod {
-                *daemon = Daemon::new(pod);
-            }
+            // What a pod says that has gone is of no interest.
+            let Some(daemon) = daemons.get_mut(key).filter(|daemon| daemon.pod == pod) else { return };
             let next = daemon.told.after(builds.ok(), usage.ok());
             let news = next.finished != daemon.told.finished;
+            self.metrics.tell(key, next.active.as_ref().map(Vec::len));
             (daemon.told, daemon.asking, daemon.asked) = (Arc::new(next), false, Instant::now());
             news
         };
@@ -164,6 +164,15 @@ impl Figures {
             self.view.nudge(key);
         }
     }
+}
+
+/// Notes that a daemon is being asked; another pod's answers are forgotten.
+fn begin(daemons: &mut HashMap<String, Daemon>, key: &str, pod: &str) {
+    let daemon = daemons.entry(key.to_owned()).or_insert_with(|| Daemon::new(pod));
+    if daemon.pod != pod {
+        *daemon = Daemon::new(pod);
+    }
+    (daemon.asking, daemon.asked) = (true, Instant::now());
 }
 
 impl Daemon {

@@ -58,7 +58,7 @@ impl Companion {
     /// Listens at a played pod's address.
     pub(crate) async fn start(address: &str, builds: Builds) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((address, 8080)).await?;
-        let usage = json!({"bytesUsed": 3 << 30, "bytesTotal": 60_u64 << 30, "inodeRatio": 0.1});
+        let usage = json!({"bytesUsed": 3_u64 << 30, "bytesTotal": 60_u64 << 30, "inodeRatio": 0.1});
         let app = Router::new()
             .route("/builds", get(move || async move { Json(builds.told()) }))
             .route("/usage", get(move || async move { Json(usage) }));

@@ -79,10 +79,11 @@ impl Router {
         let releases = TaskTracker::new();
         let cold_starts = ColdStarts::new(config.max_cold_starts, metrics.clone());
         let document = openapi::document(&config).into();
-        let shared = Arc::new(Shared { config, provisioner, cold_starts, metrics, releases: releases.clone(), document });
-        let app = endpoints::ENDPOINTS.iter().fold(axum::Router::new(), |app, endpoint| {
-            app.route(endpoint.path, (endpoint.handler)())
-        });
+        let shared =
+            Arc::new(Shared { config, provisioner, cold_starts, metrics, releases: releases.clone(), document });
+        let app = endpoints::ENDPOINTS
+            .iter()
+            .fold(axum::Router::new(), |app, endpoint| app.route(endpoint.path, (endpoint.handler)()));
         let app = app.fallback(answer::not_found).with_state(shared);
         Self { app, releases }
     }

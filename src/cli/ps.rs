@@ -46,7 +46,13 @@ pub struct PsArgs {
     #[arg(long, env = "BUILDKIT_OPERATOR_BUILDD_URL", value_name = "URL", help_heading = "Access")]
     buildd_url: Option<String>,
     /// Token of the routing API; better in the variable, since a command line can be read by others
-    #[arg(long, env = "BUILDKIT_OPERATOR_TOKEN", value_name = "TOKEN", hide_env_values = true, help_heading = "Access")]
+    #[arg(
+        long,
+        env = "BUILDKIT_OPERATOR_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        help_heading = "Access"
+    )]
     token: Option<String>,
     /// Token that lets its holder act for any repository
     #[arg(

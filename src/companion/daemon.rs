@@ -72,6 +72,13 @@ pub enum AskDaemon {
     Refused(SocketAddress, &'static str, Code, String),
 }
 
+impl AskDaemon {
+    /// Whether it could not because its volume is full.
+    pub fn lacks_room(&self) -> bool {
+        matches!(self, Self::Refused(_, _, Code::ResourceExhausted, _))
+    }
+}
+
 /// Builds of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Builds {
@@ -149,7 +156,8 @@ impl Daemon {
     /// # Errors
     /// When the daemon does not answer in time, or refuses.
     pub async fn builds(&self, history: bool, within: Duration) -> Result<Builds, AskDaemon> {
-        let request = BuildHistoryRequest { active_only: !history, early_exit: true, limit: LIMIT, ..Default::default() };
+        let request =
+            BuildHistoryRequest { active_only: !history, early_exit: true, limit: LIMIT, ..Default::default() };
         let mut client = self.client.clone();
         self.call("ListenBuildHistory", within, async move {
             let mut events = client.listen_build_history(request).await?.into_inner();

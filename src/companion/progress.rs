@@ -106,9 +106,9 @@ fn label(name: &str) -> Option<String> {
         return Some("[internal]".to_owned());
     }
     let (_, number) = place.rsplit_once(' ').unwrap_or(("", place));
-    let is_number = number.split_once('/').is_some_and(|(i, n)| {
-        [i, n].iter().all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
-    });
+    let is_number = number
+        .split_once('/')
+        .is_some_and(|(i, n)| [i, n].iter().all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit())));
     let word = rest.split_whitespace().next()?;
     let instruction = INSTRUCTIONS.into_iter().find(|instruction| *instruction == word)?;
     (is_number && place.chars().count() <= LABEL).then(|| format!("[{place}] {instruction}"))

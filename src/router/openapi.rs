@@ -13,7 +13,9 @@ use serde_json::json;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{Operation, OperationBuilder, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::request_body::RequestBodyBuilder;
-use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
 use utoipa::openapi::{
     ComponentsBuilder, ContentBuilder, HttpMethod, InfoBuilder, Object, ObjectBuilder, OpenApiBuilder, PathsBuilder,
     Ref, RefOr, Required, ResponseBuilder, Schema, Type,
@@ -156,7 +158,9 @@ pub(super) fn route() -> Operation {
 
 pub(super) fn prewarm() -> Operation {
     let woken = ResponseBuilder::new()
-        .description("the daemon is wanted; `ready` says whether a route would be answered at once, `/projects/{key}` the rest")
+        .description(
+            "the daemon is wanted; `ready` says whether a route would be answered at once, `/projects/{key}` the rest",
+        )
         .content("application/json", content("Endpoint"));
     refusals(start("prewarm", "Wake a project's daemon; wait for nothing, register nothing"), IDENTIFIED)
         .request_body(Some(project_request()))
@@ -225,8 +229,7 @@ fn start(id: &str, summary: &str) -> OperationBuilder {
 
 /// What every call of an identified caller may be answered; the first only
 /// where there is anything to get wrong.
-const IDENTIFIED: &[StatusCode] =
-    &[StatusCode::BAD_REQUEST, StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS];
+const IDENTIFIED: &[StatusCode] = &[StatusCode::BAD_REQUEST, StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS];
 
 fn refusals(operation: OperationBuilder, statuses: &[StatusCode]) -> OperationBuilder {
     statuses.iter().fold(operation, |operation, status| {

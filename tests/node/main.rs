@@ -13,6 +13,8 @@ mod farm;
 mod harness_checks;
 mod installation;
 mod refusals;
+#[path = "../cluster/farm.rs"]
+mod server;
 
 use std::process::ExitCode;
 use std::time::Duration;

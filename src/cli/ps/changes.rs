@@ -54,7 +54,8 @@ fn news(before: Option<&Summary>, project: &Summary, now: Timestamp) -> Vec<Stri
         let reason = project.reason.as_deref().map_or_else(String::new, |reason| format!(" ({reason})"));
         news.push(format!("{state}{reason}"));
     }
-    let ran: Vec<&str> = before.iter().flat_map(|before| active(before)).map(|build| build.reference.as_str()).collect();
+    let ran: Vec<&str> =
+        before.iter().flat_map(|before| active(before)).map(|build| build.reference.as_str()).collect();
     let began = active(project).filter(|build| !ran.contains(&build.reference.as_str()));
     news.extend(began.map(|build| running(build, now)));
     let ended = |project: &Summary| project.last_build.as_ref().map(|build| build.reference.clone());

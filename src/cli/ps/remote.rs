@@ -63,7 +63,8 @@ impl Remote {
             let known = serde_json::from_slice(&body);
             return Ok(known.with_context(|| format!("{base} does not answer as a routing API does"))?);
         }
-        let line = String::from_utf8_lossy(&body).lines().next().unwrap_or_default().chars().take(200).collect::<String>();
+        let line =
+            String::from_utf8_lossy(&body).lines().next().unwrap_or_default().chars().take(200).collect::<String>();
         let failure = Failure::new(Code::Failed, anyhow!("{base} answers {status}: {line}"));
         Err(match status {
             StatusCode::UNAUTHORIZED => failure.hint("set BUILDKIT_OPERATOR_TOKEN to the token of the routing API"),

@@ -55,9 +55,10 @@ fn remote(args: &PsArgs, url: &str) -> Result<Remote, Failure> {
         let error = anyhow::anyhow!("--buildd-url is no address of a routing API");
         return Err(Failure::new(Code::Usage, error).hint("want http://HOST:PORT or https://HOST:PORT"));
     };
-    let authority = args.api_ca.as_ref().map(|path| {
-        std::fs::read(path).with_context(|| format!("cannot read the authority \"{}\"", path.display()))
-    });
+    let authority = args
+        .api_ca
+        .as_ref()
+        .map(|path| std::fs::read(path).with_context(|| format!("cannot read the authority \"{}\"", path.display())));
     let bare = |token: &Option<String>| token.as_deref().map(str::trim).filter(|t| !t.is_empty()).map(str::to_owned);
     let authority = authority.transpose().map_err(|error| Failure::new(Code::Usage, error))?;
     Remote::new(uri, bare(&args.token), bare(&args.admin_token), authority.as_deref())
@@ -103,7 +104,9 @@ fn refused(error: kube::Error) -> Failure {
     let failure = Failure::new(Code::Failed, anyhow::Error::new(error).context("cannot list the projects"));
     match (unknown, forbidden) {
         (true, _) => failure.hint("the cluster has no farm yet: install it with `bko-install cluster init`"),
-        (_, true) => failure.hint("use credentials that may list BuildProjects, or ask the routing API with --buildd-url"),
+        (_, true) => {
+            failure.hint("use credentials that may list BuildProjects, or ask the routing API with --buildd-url")
+        }
         _ => failure,
     }
 }

@@ -264,7 +264,8 @@ fn took(ms: u64) -> String {
 fn bytes(used: u64, total: u64) -> String {
     const GIB: u64 = 1 << 30;
     let tenths = |n: u64| (n / (GIB / 10)).min(u64::MAX / 10);
-    let short = |n: u64| if n < 10 * GIB { format!("{}.{}", tenths(n) / 10, tenths(n) % 10) } else { (n / GIB).to_string() };
+    let short =
+        |n: u64| if n < 10 * GIB { format!("{}.{}", tenths(n) / 10, tenths(n) % 10) } else { (n / GIB).to_string() };
     format!("{}/{}Gi", short(used), short(total))
 }
 
@@ -327,7 +328,8 @@ mod tests {
         let mut warm = project("gitlab.example.org/a-very-long-group/with/subgroups/and/a-service", Phase::Warm);
         (warm.name, warm.target) = ("web".into(), "release".into());
         (warm.active_builds, warm.idle_at) = (Some(Vec::new()), Some(at(843)));
-        (warm.last_build, warm.cache, warm.kept_by) = (Some(ended(Some("exit code: 1"), 3_250)), room(1), Some(KeptBy::RecentUse));
+        (warm.last_build, warm.cache, warm.kept_by) =
+            (Some(ended(Some("exit code: 1"), 3_250)), room(1), Some(KeptBy::RecentUse));
         let mut hot = project("github.com/acme/api", Phase::Warm);
         (hot.arch, hot.kept_by, hot.fork) = (Arch::Arm64, Some(KeptBy::Hot), true);
         let mut broken = project("github.com/acme/\x1b[31mblog", Phase::Failed);

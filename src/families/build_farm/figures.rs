@@ -140,7 +140,8 @@ impl Figures {
 
     fn pause(&self, key: &str, daemon: &Daemon) -> Duration {
         let builds = daemon.told.active.as_ref().is_some_and(|active| !active.is_empty());
-        let routed = || self.view.project(key).is_some_and(|p| p.status.as_ref().is_some_and(|s| s.inflight_builds > 0));
+        let routed =
+            || self.view.project(key).is_some_and(|p| p.status.as_ref().is_some_and(|s| s.inflight_builds > 0));
         if builds || routed() { BUSY } else { QUIET }
     }
 
@@ -203,19 +204,15 @@ impl Told {
         let cache = usage.or(self.cache);
         let Some(builds) = builds else { return Self { active: None, cache, ..self.clone() } };
         let finished = builds.finished.into_iter().take(FINISHED).map(clipped).collect();
-        let active = (builds.daemon == "answering").then(|| builds.active.into_iter().take(ACTIVE).map(clipped).collect());
+        let active =
+            (builds.daemon == "answering").then(|| builds.active.into_iter().take(ACTIVE).map(clipped).collect());
         let Identity { version, snapshotter } = builds.identity;
         Self { active, finished, cache, buildkit: BuildKit { version: clip(version), snapshotter: clip(snapshotter) } }
     }
 }
 
 fn clipped(build: Build) -> Build {
-    Build {
-        reference: clip(build.reference),
-        error: build.error.map(clip),
-        step: build.step.map(clip),
-        ..build
-    }
+    Build { reference: clip(build.reference), error: build.error.map(clip), step: build.step.map(clip), ..build }
 }
 
 /// Printable, and no longer than it has to be.

@@ -307,7 +307,9 @@ mod tests {
         let (mut p, settings) = (project("p1", &[], None), Settings::default());
         let told: Vec<_> = (0..8).map(|i| build(&i.to_string(), 10 * i)).collect();
         assert_eq!(apply(&mut p, &ended(told.clone(), 1), &settings, at(100)), Outcome::Done);
-        let refs = |p: &BuildProject| p.status_or_default().last_builds.iter().map(|b| b.reference.clone()).collect::<String>();
+        let refs = |p: &BuildProject| {
+            p.status_or_default().last_builds.iter().map(|b| b.reference.clone()).collect::<String>()
+        };
         assert_eq!(refs(&p), "76543");
         assert_eq!(apply(&mut p, &ended(told, 2), &settings, at(110)), Outcome::Nothing);
         assert_eq!(p.status_or_default().cache.map(|c| c.bytes_used), Some(1), "room alone is worth no write");

@@ -54,7 +54,8 @@ pub fn summary(known: Known<'_>, endpoint: String, settings: &Settings, now: Tim
     let status = project.status_or_default();
     let (spec, phase) = (&project.spec, phase(project));
     let want = lifecycle::want(project, settings, now);
-    let entries: Vec<_> = lifecycle::live_entries(&status, settings.max_build, now).map(|entry| entry.since.0).collect();
+    let entries: Vec<_> =
+        lifecycle::live_entries(&status, settings.max_build, now).map(|entry| entry.since.0).collect();
     let told = told.filter(|_| phase != Phase::Idle);
     Summary {
         key: project.name_any(),

@@ -197,11 +197,15 @@ impl Provisioner for Farm {
             let key = p.metadata.name.as_deref().unwrap_or_default();
             selection.takes(key, &p.spec.repo, project::phase(p))
         });
-        selection.page(taken, |p| p.metadata.name.as_deref().unwrap_or_default(), |p| {
-            let (endpoint, ready) = self.state(p);
-            let told = self.figures.of(&p.name_any());
-            project::summary(Known { project: p, ready, told: told.as_deref() }, endpoint, &self.settings, now)
-        })
+        selection.page(
+            taken,
+            |p| p.metadata.name.as_deref().unwrap_or_default(),
+            |p| {
+                let (endpoint, ready) = self.state(p);
+                let told = self.figures.of(&p.name_any());
+                project::summary(Known { project: p, ready, told: told.as_deref() }, endpoint, &self.settings, now)
+            },
+        )
     }
 
     fn project(&self, key: &ProjectKey) -> Option<Detail> {

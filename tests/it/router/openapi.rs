@@ -85,7 +85,8 @@ fn assert_given(document: &Value, path: &str, method: &str, answer: &Answered) {
     if method != "HEAD" {
         assert_eq!(documented, given.into_iter().collect::<Vec<_>>(), "{method} {path} {status}");
     }
-    let known: BTreeSet<_> = response["headers"].as_object().into_iter().flatten().map(|(h, _)| h.to_lowercase()).collect();
+    let known: BTreeSet<_> =
+        response["headers"].as_object().into_iter().flatten().map(|(h, _)| h.to_lowercase()).collect();
     for name in answer.headers.keys().map(|name| name.as_str()) {
         let common = ["content-type", "content-length", "x-content-type-options", "connection", "allow"];
         assert!(common.contains(&name) || known.contains(name), "{method} {path} {status}: header {name}");
@@ -178,7 +179,11 @@ async fn every_documented_field_is_read_and_every_answer_has_its_form() {
             // Of the wrong type, so that reading it shows.
             let wrong = format!(r#"{{"{field}":[]}}"#);
             let answer = call(&router, "POST", path, &[], &wrong).await;
-            assert!(answer.body.starts_with(&format!("bad request: {field} must be a ")), "{path} {field}: {}", answer.body);
+            assert!(
+                answer.body.starts_with(&format!("bad request: {field} must be a ")),
+                "{path} {field}: {}",
+                answer.body
+            );
         }
     }
     let routed = call(&router, "POST", "/route", &[], SHOP).await.json();

@@ -108,7 +108,8 @@ async fn one_project_shows_how_many_builds_it_has_and_never_which() {
     assert_eq!((&project["endpoint"], &project["namespace"]), (&routed["endpoint"], &routed["namespace"]));
     let digest = &memory.seen().projects[SHOP_KEY].inflight[0];
     assert!(!shown.body.contains(routed["buildId"].as_str().unwrap()) && !shown.body.contains(digest.as_str()));
-    for path in ["/projects/x/y", "/projects/", "/projects/UPPER", "/projects/%ff", "/projects/a%2Fb", "/projects/..."] {
+    for path in ["/projects/x/y", "/projects/", "/projects/UPPER", "/projects/%ff", "/projects/a%2Fb", "/projects/..."]
+    {
         assert_eq!(get(&router, path).await.status, 404, "{path}");
     }
 }

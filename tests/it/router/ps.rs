@@ -18,7 +18,11 @@ use bko_install::router::Timeouts;
 fn ps(server: &Server, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
     command.arg("ps").args(args).env_clear().env("BUILDKIT_OPERATOR_BUILDD_URL", format!("http://{}", server.address));
-    command.env("BUILDKIT_OPERATOR_TOKEN", "s3cret\n").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .env("BUILDKIT_OPERATOR_TOKEN", "s3cret\n")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command.kill_on_drop(true);
     command
 }

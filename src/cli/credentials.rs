@@ -139,7 +139,8 @@ async fn token(client: &kube::Client, place: &Place, installed: &Installed) -> R
     })?;
     let bytes = secret.data.get("token").filter(|token| !token.trim_ascii().is_empty());
     let bytes = bytes.ok_or_else(|| anyhow!("Secret \"{path}\" has no token under the key \"token\""))?;
-    let text = std::str::from_utf8(bytes).with_context(|| format!("Secret \"{path}\" holds a token that is no text"))?;
+    let text =
+        std::str::from_utf8(bytes).with_context(|| format!("Secret \"{path}\" holds a token that is no text"))?;
     Ok(Some(text.trim().to_owned()))
 }
 

@@ -129,13 +129,7 @@ impl Builder {
     ///
     /// # Errors
     /// The builder cannot do something of what is asked.
-    pub fn commands(
-        &self,
-        spec: &Spec,
-        nodes: &[Node],
-        paths: &Paths,
-        lasting: bool,
-    ) -> Result<Commands, Unsupported> {
+    pub fn commands(&self, spec: &Spec, nodes: &[Node], paths: &Paths, lasting: bool) -> Result<Commands, Unsupported> {
         let mut spec = spec.clone();
         spec.cache_from.extend(nodes.iter().filter_map(|node| node.cache.as_ref()).filter_map(import));
         if let [node] = nodes {
@@ -294,7 +288,8 @@ mod tests {
     fn each_architecture_is_a_node_that_is_appended() {
         let spec = Spec { context: ".".into(), ..Spec::default() };
         insta::assert_snapshot!(printed(&buildx(), &spec, &[node("amd64"), node("arm64")], false));
-        let error = Builder::Buildctl("buildctl".into()).commands(&spec, &[node("amd64"), node("arm64")], &paths(), true);
+        let error =
+            Builder::Buildctl("buildctl".into()).commands(&spec, &[node("amd64"), node("arm64")], &paths(), true);
         assert_eq!(error, Err(Unsupported::Architectures));
     }
 

@@ -37,6 +37,19 @@ impl Endpoint {
         format!("tcp://{host}:{}", self.port)
     }
 
+    /// The same in other characters, for builders that want no two daemons at
+    /// one address: behind a gateway they all are.
+    pub fn other_url(&self) -> String {
+        match self.address {
+            Some(IpAddr::V4(address)) => format!("tcp://[{}]:{}", address.to_ipv6_mapped(), self.port),
+            Some(IpAddr::V6(address)) => {
+                let parts: Vec<_> = address.segments().iter().map(|part| format!("{part:04x}")).collect();
+                format!("tcp://[{}]:{}", parts.join(":"), self.port)
+            }
+            None => self.url(),
+        }
+    }
+
     /// The name for TLS, where the URL holds an address instead.
     pub fn server_name(&self) -> Option<&str> {
         self.address.map(|_| self.host.as_str())
@@ -100,10 +113,8 @@ pub(super) async fn probe(endpoint: &Endpoint, tls: &Arc<ClientConfig>) -> Resul
             Err(error) => return Err(away(error.to_string())),
         };
         let name = ServerName::try_from(host()).map_err(|error| away(error.to_string()))?;
-        let mut stream = TlsConnector::from(Arc::clone(tls))
-            .connect(name, stream)
-            .await
-            .map_err(|error| told(endpoint, &error))?;
+        let mut stream =
+            TlsConnector::from(Arc::clone(tls)).connect(name, stream).await.map_err(|error| told(endpoint, &error))?;
         stream.write_all(HELLO).await.map_err(|error| told(endpoint, &error))?;
         match stream.read(&mut [0; 9]).await {
             Ok(0) => Err(away("it closes the connection".into())),
@@ -147,7 +158,11 @@ mod tests {
         let mut endpoint = Endpoint::parse("tcp://buildkitd-p1.builds.example.org:1234").unwrap();
         assert_eq!(endpoint.url(), "tcp://buildkitd-p1.builds.example.org:1234");
         assert_eq!(endpoint.server_name(), None);
+        assert_eq!(endpoint.other_url(), endpoint.url());
+        endpoint.address = Some("192.0.2.7".parse().unwrap());
+        assert_eq!(endpoint.other_url(), "tcp://[::ffff:192.0.2.7]:1234");
         endpoint.address = Some("2001:db8::1".parse().unwrap());
+        assert_eq!(endpoint.other_url(), "tcp://[2001:0db8:0000:0000:0000:0000:0000:0001]:1234");
         assert_eq!(endpoint.url(), "tcp://[2001:db8::1]:1234");
         assert_eq!(endpoint.server_name(), Some("buildkitd-p1.builds.example.org"));
         assert_eq!(Endpoint::parse("tcp://[::1]:5").unwrap().url(), "tcp://[::1]:5");

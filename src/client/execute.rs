@@ -75,9 +75,8 @@ pub(super) async fn attached(
     if watched {
         process.stderr(Stdio::piped());
     }
-    let mut child = process
-        .spawn()
-        .map_err(|source| ExecuteError::Start { command: shell::command_line(command), source })?;
+    let mut child =
+        process.spawn().map_err(|source| ExecuteError::Start { command: shell::command_line(command), source })?;
     let passing = child.stderr.take().map(|stderr| tokio::spawn(pass_through(stderr)));
     let (code, stopped) = wait(&mut child, stops).await.map_err(ExecuteError::Wait)?;
     let progress = match passing {

@@ -10,17 +10,21 @@ pub struct Progress {
     pub began: bool,
     /// The connection failed.
     pub lost: bool,
+    /// Something took too long: before the first step, most likely the connection.
+    pub late: bool,
 }
 
 /// A line is judged by its beginning.
 const LINE: usize = 4096;
 
 /// What stock builders say when a daemon is not there any more.
-const LOST: [&str; 12] = [
+const LOST: [&str; 14] = [
     "connection refused",
     "connection reset by peer",
     "error reading from server: EOF",
     "code = Unavailable",
+    "Unavailable: ",
+    "authentication handshake failed",
     "transport is closing",
     "graceful_stop",
     "no active session",
@@ -55,9 +59,12 @@ impl Progress {
         if let Some((number, rest)) = numbered
             && number.bytes().all(|b| b.is_ascii_digit())
         {
-            self.began |= rest.starts_with('[') && !rest.starts_with("[internal]");
+            // With several daemons the name of one comes first: `[bko-1-amd64 internal]`.
+            let inside = rest.strip_prefix('[').and_then(|rest| rest.split(']').next());
+            self.began |= inside.is_some_and(|inside| inside != "internal" && !inside.ends_with(" internal"));
             return;
         }
+        self.late |= line.contains("context deadline exceeded");
         self.lost |= LOST.iter().any(|sign| line.contains(sign));
     }
 }
@@ -65,7 +72,8 @@ impl Progress {
 /// Whether to build once more: at once if nothing had begun, and as often as
 /// the user allows if something had.
 pub(super) fn repeats(progress: &Progress, repeated: u32, retries: u32) -> bool {
-    progress.lost && (repeated < retries || (repeated == 0 && !progress.began))
+    let fresh = repeated == 0 && !progress.began;
+    (progress.lost && (fresh || repeated < retries)) || (progress.late && fresh)
 }
 
 #[cfg(test)]
@@ -88,6 +96,8 @@ mod tests {
     fn only_steps_of_the_dockerfile_count() {
         assert!(after(BEGUN).began);
         assert!(!after("#1 [internal] load .dockerignore\n#1 DONE 0.0s\n").began);
+        assert!(!after("#1 [bko-1-amd64 internal] load .dockerignore\n").began);
+        assert!(after("#1 [bko-1-amd64 linux/amd64 1/2] FROM busybox\n").began);
         assert!(!after("ERROR: [1/2]\n[x]\n#x [1/2] RUN\n").began);
     }
 
@@ -101,11 +111,15 @@ mod tests {
 
     #[test]
     fn a_build_whose_steps_began_is_never_repeated_unasked() {
-        let (fresh, begun) = (Progress { lost: true, ..Progress::default() }, Progress { lost: true, began: true, ..Progress::default() });
-        let failed = Progress { began: true, ..Progress::default() };
+        let fresh = Progress { lost: true, ..Progress::default() };
+        let begun = Progress { began: true, ..fresh.clone() };
+        let late = Progress { late: true, ..Progress::default() };
+        let failed = Progress { began: true, late: true, ..Progress::default() };
         for (progress, repeated, retries, want) in [
             (&fresh, 0, 0, true),
             (&fresh, 1, 0, false),
+            (&late, 0, 0, true),
+            (&late, 1, 5, false),
             (&begun, 0, 0, false),
             (&begun, 0, 1, true),
             (&begun, 1, 1, false),

@@ -15,11 +15,11 @@ use super::certificates::{Certificates, Private};
 use super::dial::{self, DialError, Endpoint};
 use super::execute::{self, ExecuteError};
 use super::narrate::Narrator;
+use super::now;
 use super::output::{self, Progress};
 use super::patience::{Next, Patience, reason};
 use super::platform::{Stop, Stops};
 use super::tls::{self, TlsError};
-use super::now;
 use crate::key::Project;
 
 /// How long a release may take; with somebody waiting for us to end, less.
@@ -89,7 +89,7 @@ pub enum BuildError {
         source: ApiError,
     },
     /// No daemon in time.
-    #[error("no daemon for {what} within {} s", waited.as_secs())]
+    #[error("no daemon for {what} within {} s", waited.as_secs_f64().ceil())]
     NotInTime {
         /// Which build.
         what: String,
@@ -191,7 +191,9 @@ impl Build {
         };
         let nodes = match prepared {
             Ok(nodes) => nodes,
-            Err(BuildError::Dial { source: source @ DialError::Away { .. }, .. }) if repeated == 0 || repeated < self.retries => {
+            Err(BuildError::Dial { source: source @ DialError::Away { .. }, .. })
+                if repeated == 0 || repeated < self.retries =>
+            {
                 return Ok(Attempt::Again(source.to_string()));
             }
             Err(error) => return Err(error),
@@ -295,13 +297,7 @@ impl Build {
     }
 
     /// Releases what was routed; a signal meanwhile ends the wait.
-    async fn release(
-        &self,
-        routes: &[Routed],
-        hasty: bool,
-        stops: &mut Stops,
-        narrator: &Narrator,
-    ) -> Option<Stop> {
+    async fn release(&self, routes: &[Routed], hasty: bool, stops: &mut Stops, narrator: &Narrator) -> Option<Stop> {
         let budget = if hasty { HASTY_RELEASE } else { RELEASE };
         let all = futures::future::join_all(routes.iter().map(|routed| self.release_one(routed, budget)));
         let results = tokio::select! {
@@ -381,7 +377,10 @@ mod tests {
             address: Some("192.0.2.7".parse().unwrap()),
         };
         let placed = gateway.place(endpoint.clone());
-        assert_eq!((placed.host.as_str(), placed.url().as_str()), ("buildkitd-p1.builds.example.org", "tcp://192.0.2.7:443"));
+        assert_eq!(
+            (placed.host.as_str(), placed.url().as_str()),
+            ("buildkitd-p1.builds.example.org", "tcp://192.0.2.7:443")
+        );
         assert_eq!(Gateway::default().place(endpoint.clone()), endpoint);
     }
 }

@@ -23,7 +23,10 @@ type Maybe<T> = Option<T>;
 )]
 pub struct BuildArgs {
     /// Folder to build, or the URL of a repository or an archive [default: .]
-    pub(super) context: Option<String>,
+    ///
+    /// `--context` means the same here, as the reference's client has it.
+    #[arg(value_name = "CONTEXT")]
+    pub(super) source: Option<String>,
     /// Further arguments of the builder's own `build`
     #[arg(last = true, value_name = "BUILDER ARGS")]
     pub(super) extra: Vec<OsString>,

@@ -17,7 +17,8 @@ pub(super) fn failure(error: BuildError) -> Failure {
 }
 
 pub(super) fn certificates(error: CertificatesError) -> Failure {
-    Failure::new(Code::Usage, error).hint("`bko-install credentials` prints the certificate, `bko-install certs export` writes its files")
+    Failure::new(Code::Usage, error)
+        .hint("`bko-install credentials` prints the certificate, `bko-install certs export` writes its files")
 }
 
 pub(super) fn tls(error: TlsError) -> Failure {
@@ -64,11 +65,9 @@ fn hint(error: &BuildError) -> Option<String> {
         BuildError::Dial { source: DialError::Away { .. }, .. } => {
             "is the gateway's port open to you? `bko-install cluster status` says whether it is ready".into()
         }
-        BuildError::Find(_) => {
-            "install Docker with buildx, or buildx, or buildctl: https://github.com/docker/buildx, \
+        BuildError::Find(_) => "install Docker with buildx, or buildx, or buildctl: https://github.com/docker/buildx, \
              https://github.com/moby/buildkit/releases"
-                .into()
-        }
+            .into(),
         BuildError::Tls(_) => RENEW.into(),
         BuildError::Unsupported(_) => "choose the builder with --builder buildx".into(),
         _ => return None,

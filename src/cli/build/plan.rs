@@ -33,9 +33,8 @@ pub(super) async fn plan(args: &BuildArgs, global: &Global) -> Result<Build, Fai
     let certificates = Certificates::open(&given, &private).map_err(fail::certificates)?;
     let token = token(access);
     let requests = requests(args, global, token.vouches()).await?;
-    let spec = spec(args, global, &mut |name, value| {
-        private.write(name, value.as_bytes()).map_err(fail::certificates)
-    })?;
+    let spec =
+        spec(args, global, &mut |name, value| private.write(name, value.as_bytes()).map_err(fail::certificates))?;
     Ok(Build {
         api: api(access, token, &certificates)?,
         requests,
@@ -62,7 +61,8 @@ pub(super) async fn rehearsal(args: &BuildArgs, global: &Global) -> Result<Strin
     let gateway = gateway(&args.access);
     let mut nodes = Vec::new();
     let mut text = String::new();
-    let base = args.access.buildd_url.clone().flatten().map_or("$BUILDKIT_OPERATOR_BUILDD_URL".into(), |u| u.to_string());
+    let base =
+        args.access.buildd_url.clone().flatten().map_or("$BUILDKIT_OPERATOR_BUILDD_URL".into(), |u| u.to_string());
     for request in requests {
         let RouteRequest { repo, name, target, arch, untrusted } = &request;
         let project = Project::new(repo, name, target, arch, *untrusted).map_err(key::refuse)?;
@@ -99,7 +99,13 @@ fn given(access: &AccessArgs) -> Result<Option<Given>, Failure> {
         (Some(ca), Some(cert), Some(key)) => Ok(Some(Given::Values { ca, cert, key })),
         (_, None, None) => Ok(None),
         (ca, cert, _) => {
-            let missing = if ca.is_none() { "_CA" } else if cert.is_none() { "_CERT" } else { "_KEY" };
+            let missing = if ca.is_none() {
+                "_CA"
+            } else if cert.is_none() {
+                "_CERT"
+            } else {
+                "_KEY"
+            };
             let error = anyhow!("BUILDKIT_OPERATOR{missing} is not set, but the rest of the client certificate is");
             Err(Failure::new(Code::Usage, error).hint("`bko-install credentials` prints all three"))
         }
@@ -197,7 +203,7 @@ fn arches(given: &[String]) -> Result<Vec<String>, Failure> {
 /// The reference's `--context` names what to build; ours, on every command,
 /// a context of the kubeconfig, which a build has no use for.
 fn context(args: &BuildArgs, global: &Global) -> Result<String, Failure> {
-    match (&args.context, &global.context) {
+    match (&args.source, &global.context) {
         (Some(_), Some(_)) => {
             Err(Failure::new(Code::Usage, anyhow!("--context and CONTEXT are both given: they are the same here")))
         }

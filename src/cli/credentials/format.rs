@@ -118,10 +118,15 @@ mod tests {
 
     /// What the commands receive, with stand-ins for `gh` and `glab`.
     fn shell(script: &str, then: &str) -> String {
-        let script = format!(
-            "set -eu\ngh() {{ printf '%s=' \"$3\"; cat; echo; }}\nglab() {{ gh \"$@\"; }}\n{script}\n{then}"
-        );
-        let output = std::process::Command::new("sh").arg("-c").arg(script).env_clear().env("PATH", "/usr/bin:/bin").output().unwrap();
+        let script =
+            format!("set -eu\ngh() {{ printf '%s=' \"$3\"; cat; echo; }}\nglab() {{ gh \"$@\"; }}\n{script}\n{then}");
+        let output = std::process::Command::new("sh")
+            .arg("-c")
+            .arg(script)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }

@@ -58,7 +58,8 @@ pub(in crate::cli) async fn read(client: &kube::Client, place: &Place) -> Result
 fn facts(deployment: &Deployment) -> Installed {
     let mut facts = Installed::default();
     let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let Some(server) = pod.and_then(|pod| pod.containers.iter().find(|container| flag(container, "--namespace").is_some()))
+    let Some(server) =
+        pod.and_then(|pod| pod.containers.iter().find(|container| flag(container, "--namespace").is_some()))
     else {
         return facts;
     };
@@ -111,6 +112,9 @@ mod tests {
     #[test]
     fn an_open_farm_without_a_gateway_has_neither() {
         let found = facts(&deployment("[--namespace=builds, --gateway-port=0, --port=4321]", "[]"));
-        assert_eq!((found.token_secret, found.gateway_host, found.gateway_port, found.api_tls), (None, None, 4321, false));
+        assert_eq!(
+            (found.token_secret, found.gateway_host, found.gateway_port, found.api_tls),
+            (None, None, 4321, false)
+        );
     }
 }

@@ -25,6 +25,12 @@ pub(super) fn name(nodes: &[Node], paths: &Paths) -> String {
 /// With a node's name, creating is the same as bringing up to date.
 pub(super) fn create(program: &[OsString], name: &str, nodes: &[Node], paths: &Paths) -> Vec<Command> {
     let several = nodes.len() > 1;
+    // There are two architectures, and so at most two at one address.
+    let url =
+        |index: usize, node: &Node| match nodes.iter().position(|other| other.endpoint.url() == node.endpoint.url()) {
+            Some(first) if first < index => node.endpoint.other_url(),
+            _ => node.endpoint.url(),
+        };
     let create = |(index, node): (usize, &Node)| {
         let mut command = program.to_vec();
         command.push("create".into());
@@ -36,7 +42,7 @@ pub(super) fn create(program: &[OsString], name: &str, nodes: &[Node], paths: &P
         if several {
             command.extend(words(&["--platform", &format!("linux/{}", node.arch)]));
         }
-        command.extend(words(&["--driver-opt", &options(node, paths), &node.endpoint.url()]));
+        command.extend(words(&["--driver-opt", &options(node, paths), &url(index, node)]));
         command
     };
     nodes.iter().enumerate().map(create).collect()

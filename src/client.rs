@@ -11,6 +11,8 @@ pub mod builder;
 mod certificates;
 mod dial;
 mod execute;
+mod fault;
+mod gateway;
 mod http;
 mod narrate;
 mod output;
@@ -25,10 +27,12 @@ pub use api::{Api, ApiError, BaseUrl, Cache, ParseBaseUrl, RouteRequest, Routed}
 pub use certificates::{Certificates, CertificatesError, Given, Paths, Private, pem};
 pub use dial::{DialError, Endpoint};
 pub use execute::ExecuteError;
+pub use fault::BuildError;
+pub use gateway::Gateway;
 pub use http::{Http, HttpError, Pinned};
 pub use narrate::Narrator;
 pub use output::Progress;
-pub use session::{Build, BuildError, Gateway, run};
+pub use session::{Build, run};
 pub use tls::{TlsError, api_trust};
 pub use token::{Mint, Token, TokenError, TokenSource};
 

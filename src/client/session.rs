@@ -1,7 +1,6 @@
 //! One build from its route to its release.
 #![expect(clippy::disallowed_methods, reason = "reads what the builder wrote of the image")]
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,17 +8,19 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use tokio::time::{sleep, timeout};
 
-use super::api::{Api, ApiError, RouteRequest, Routed};
-use super::builder::{self, Builder, FindError, Node, Spec, Unsupported, Wanted};
+use super::api::{Api, RouteRequest, Routed};
+use super::builder::{self, Builder, Node, Spec, Wanted};
 use super::certificates::{Certificates, Private};
 use super::dial::{self, DialError, Endpoint};
-use super::execute::{self, ExecuteError};
+use super::execute;
+use super::fault::BuildError;
+use super::gateway::Gateway;
 use super::narrate::Narrator;
 use super::now;
 use super::output::{self, Progress};
 use super::patience::{Next, Patience, reason};
 use super::platform::{Stop, Stops};
-use super::tls::{self, TlsError};
+use super::tls;
 use crate::key::Project;
 
 /// How long a release may take; with somebody waiting for us to end, less.
@@ -51,87 +52,6 @@ pub struct Build {
     pub digest_file: Option<PathBuf>,
     /// Variables that builders need not see.
     pub hidden: &'static [&'static str],
-}
-
-/// Where daemons are, if not where the answer says.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gateway {
-    /// The domain below which they have their names.
-    pub host: Option<String>,
-    /// The port.
-    pub port: Option<u16>,
-    /// The address, when DNS does not know the names.
-    pub address: Option<IpAddr>,
-}
-
-impl Gateway {
-    /// Where a daemon is.
-    pub fn place(&self, mut endpoint: Endpoint) -> Endpoint {
-        if let Some(domain) = &self.host {
-            let daemon = endpoint.host.split('.').next().unwrap_or_default();
-            endpoint.host = format!("{daemon}.{domain}");
-        }
-        endpoint.port = self.port.unwrap_or(endpoint.port);
-        endpoint.address = self.address.or(endpoint.address);
-        endpoint
-    }
-}
-
-/// Why there was no build.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// No daemon, and asking again does not help.
-    #[error("no daemon for {what}")]
-    Refused {
-        /// Which build.
-        what: String,
-        /// Why.
-        source: ApiError,
-    },
-    /// No daemon in time.
-    #[error("no daemon for {what} within {} s", waited.as_secs_f64().ceil())]
-    NotInTime {
-        /// Which build.
-        what: String,
-        /// For how long was asked.
-        waited: Duration,
-        /// The last refusal.
-        source: Option<ApiError>,
-    },
-    /// The answer names no place.
-    #[error("the routing API answers with endpoint \"{0}\": want tcp://HOST:PORT")]
-    Endpoint(String),
-    /// The daemon takes no connection.
-    #[error("cannot build on {key}")]
-    Dial {
-        /// The project.
-        key: String,
-        /// Why.
-        source: DialError,
-    },
-    /// No builder.
-    #[error("there is nothing to build with")]
-    Find(#[source] FindError),
-    /// The builder cannot do that.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-    /// The builder does not run.
-    #[error("the builder does not run")]
-    Execute(#[source] ExecuteError),
-    /// The certificate cannot be used.
-    #[error("the client certificate cannot be used")]
-    Tls(#[source] TlsError),
-    /// Signals cannot be had.
-    #[error("cannot listen to signals")]
-    Signals(#[source] std::io::Error),
-    /// What was built is not known.
-    #[error("the image was built, but its digest cannot be written to \"{}\": {why}", path.display())]
-    Digest {
-        /// Where to.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
 }
 
 enum Attempt {
@@ -361,26 +281,5 @@ fn check_key(request: &RouteRequest, routed: &Routed, vouched: bool, narrator: &
     // and forks end in the project's key.
     if !vouched && !routed.key.ends_with(project.canonical_key().as_str()) {
         narrator.warn(&format!("the server routes to {}, but this version computes {key}", routed.key));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_gateway_may_be_elsewhere() {
-        let endpoint = Endpoint::parse("tcp://buildkitd-p1.buildkit-builds.svc:1234").unwrap();
-        let gateway = Gateway {
-            host: Some("builds.example.org".into()),
-            port: Some(443),
-            address: Some("192.0.2.7".parse().unwrap()),
-        };
-        let placed = gateway.place(endpoint.clone());
-        assert_eq!(
-            (placed.host.as_str(), placed.url().as_str()),
-            ("buildkitd-p1.builds.example.org", "tcp://192.0.2.7:443")
-        );
-        assert_eq!(Gateway::default().place(endpoint.clone()), endpoint);
     }
 }

@@ -12,6 +12,7 @@
 
 mod access;
 mod builders;
+mod ci;
 mod daemon;
 mod ends;
 mod farm;

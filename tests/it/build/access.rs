@@ -12,10 +12,10 @@ use tokio_rustls::TlsAcceptor;
 
 use super::farm::{Farm, TOKEN, ends_with};
 
-type Heads = Arc<Mutex<Vec<String>>>;
+pub(super) type Heads = Arc<Mutex<Vec<String>>>;
 
 /// Stands for GitHub's: answers every request with a token, and keeps the heads.
-async fn mint(answer: &'static str) -> (SocketAddr, Heads) {
+pub(super) async fn mint(answer: &'static str) -> (SocketAddr, Heads) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let heads = Heads::default();

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
@@ -22,17 +22,18 @@ pub(crate) fn tools() -> PathBuf {
 }
 
 /// A certificate authority.
-pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+#[derive(Clone)]
+pub(crate) struct Authority(Arc<CertifiedIssuer<'static, KeyPair>>);
 
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+        Self(Arc::new(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()))
     }
 
     pub(crate) fn pem(&self) -> String {
-        self.0.as_ref().pem()
+        CertifiedIssuer::as_ref(&self.0).pem()
     }
 
     /// Certificate and key.
@@ -41,7 +42,7 @@ impl Authority {
         let mut params = CertificateParams::new(names).unwrap();
         params.extended_key_usages = vec![usage];
         let key = KeyPair::generate().unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+        (params.signed_by(&key, self.0.as_ref()).unwrap().pem(), key.serialize_pem())
     }
 
     /// `ca.pem`, `cert.pem`, `key.pem` of a client of ours who trusts `trusted`.
@@ -80,30 +81,37 @@ static DAEMON: OnceLock<Daemon> = OnceLock::new();
 
 /// The daemon, started by the first who asks.
 pub(crate) fn daemon() -> &'static Daemon {
-    DAEMON.get_or_init(|| {
-        let authority = Authority::new();
-        let names = [&format!("*.{DOMAIN}"), "localhost", "127.0.0.1"];
-        let (cert, key) = authority.issue(&names, ExtendedKeyUsagePurpose::ServerAuth);
-        let state = tempfile::Builder::new().prefix("bko-buildkitd-").tempdir().unwrap().keep();
-        for (name, text) in
-            [("ca.pem", authority.pem()), ("cert.pem", cert), ("key.pem", key), ("none.toml", String::new())]
-        {
-            std::fs::write(state.join(name), text).unwrap();
-        }
-        let mut watch = Command::new("sh");
-        watch.args(["-c", WATCH, "watch"]).arg(&state).arg(tools().join("buildkitd"));
-        watch.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Ctrl-C at the terminal is for the tests: the watch sees their end.
-        std::os::unix::process::CommandExt::process_group(&mut watch, 0);
-        let mut child = watch.spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let mut printed = String::new();
-        let address = lines.by_ref().find_map(|line| {
-            printed += &format!("{line}\n");
-            line.split("running server on ").nth(1)?.trim_end_matches('"').parse().ok()
-        });
-        let address = address.unwrap_or_else(|| panic!("buildkitd does not start (it needs root):\n{printed}"));
-        std::thread::spawn(move || lines.for_each(drop));
-        Daemon { address, authority, _lifeline: child.stdin.take().unwrap() }
-    })
+    DAEMON.get_or_init(|| start(Authority::new()))
+}
+
+/// Another of the same farm.
+pub(crate) fn second() -> &'static Daemon {
+    static SECOND: OnceLock<Daemon> = OnceLock::new();
+    SECOND.get_or_init(|| start(daemon().authority.clone()))
+}
+
+fn start(authority: Authority) -> Daemon {
+    let names = [&format!("*.{DOMAIN}"), "localhost", "127.0.0.1"];
+    let (cert, key) = authority.issue(&names, ExtendedKeyUsagePurpose::ServerAuth);
+    let state = tempfile::Builder::new().prefix("bko-buildkitd-").tempdir().unwrap().keep();
+    for (name, text) in
+        [("ca.pem", authority.pem()), ("cert.pem", cert), ("key.pem", key), ("none.toml", String::new())]
+    {
+        std::fs::write(state.join(name), text).unwrap();
+    }
+    let mut watch = Command::new("sh");
+    watch.args(["-c", WATCH, "watch"]).arg(&state).arg(tools().join("buildkitd"));
+    watch.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    // Ctrl-C at the terminal is for the tests: the watch sees their end.
+    std::os::unix::process::CommandExt::process_group(&mut watch, 0);
+    let mut child = watch.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut printed = String::new();
+    let address = lines.by_ref().find_map(|line| {
+        printed += &format!("{line}\n");
+        line.split("running server on ").nth(1)?.trim_end_matches('"').parse().ok()
+    });
+    let address = address.unwrap_or_else(|| panic!("buildkitd does not start (it needs root):\n{printed}"));
+    std::thread::spawn(move || lines.for_each(drop));
+    Daemon { address, authority, _lifeline: child.stdin.take().unwrap() }
 }

@@ -66,10 +66,24 @@ impl Farm {
             std::fs::create_dir_all(self.path(folder)).unwrap();
         }
         std::os::unix::fs::symlink(tools().join("buildx"), self.path("docker/cli-plugins/docker-buildx")).unwrap();
-        self.tool("docker", &which("docker"));
+        self.docker();
         self.tool("buildctl", &tools().join("buildctl"));
         std::fs::copy(which("busybox"), self.path("context/busybox")).unwrap();
         self.dockerfile("RUN echo built > /result");
+    }
+
+    /// Docker's own command, or, where it is not installed, what it does with buildx.
+    pub(crate) fn docker(&self) {
+        match find("docker") {
+            Some(docker) => self.tool("docker", &docker),
+            None => {
+                let plugin = self.path("docker/cli-plugins/docker-buildx");
+                let script = format!("#!/bin/sh\n[ \"$1\" = buildx ] && shift && exec '{}' \"$@\"\n", plugin.display());
+                std::fs::write(self.path("bin/docker"), script).unwrap();
+                let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+                std::fs::set_permissions(self.path("bin/docker"), executable).unwrap();
+            }
+        }
     }
 
     /// Puts a program on the machine's path.
@@ -159,9 +173,13 @@ impl Farm {
 }
 
 pub(crate) fn which(program: &str) -> PathBuf {
+    find(program).unwrap_or_else(|| panic!("{program} is not installed: run `make tools`"))
+}
+
+fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap();
-    let found = path.split(':').chain(["/usr/sbin", "/sbin"]).map(|folder| Path::new(folder).join(program));
-    found.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("{program} is not installed"))
+    let mut folders = path.split(':').chain(["/usr/sbin", "/sbin"]).map(|folder| Path::new(folder).join(program));
+    folders.find(|path| path.exists())
 }
 
 /// Runs to the end.

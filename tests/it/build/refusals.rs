@@ -80,7 +80,7 @@ async fn without_a_builder_all_three_are_named_and_nobody_is_woken() {
     assert!(farm.memory.seen().calls.is_empty());
     // Docker alone is not enough.
     std::fs::remove_file(farm.path("docker/cli-plugins/docker-buildx")).unwrap();
-    farm.tool("docker", &super::farm::which("docker"));
+    farm.docker();
     has(
         &ends_with(1, farm.build(&["--builder", "buildx"])).await,
         &["neither `docker buildx`, nor `buildx` can be run"],

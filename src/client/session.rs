@@ -9,10 +9,10 @@ use futures::future::try_join_all;
 use tokio::time::{sleep, timeout};
 
 use super::api::{Api, RouteRequest, Routed};
-use super::builder::{self, Builder, Node, Spec, Wanted};
+use super::builder::{self, Builder, Commands, Node, Spec, Wanted};
 use super::certificates::{Certificates, Private};
 use super::dial::{self, DialError, Endpoint};
-use super::execute;
+use super::execute::{self, Ended, ExecuteError};
 use super::fault::BuildError;
 use super::gateway::Gateway;
 use super::narrate::Narrator;
@@ -119,24 +119,13 @@ impl Build {
             Err(error) => return Err(error),
         };
         let commands = builder.commands(&self.spec, &nodes, &self.certificates.paths, self.certificates.lasting)?;
-        let mut ended = Ok(None);
-        for create in &commands.create {
-            ended = execute::quietly(create, self.hidden).await.map(|()| None);
-            if ended.is_err() {
-                break;
-            }
-        }
-        if ended.is_ok() {
-            ended = execute::attached(&commands.build, self.hidden, !narrator.terminal(), stops).await.map(Some);
-        }
+        let ended = self.work(&commands, stops, !narrator.terminal()).await;
         if let Some(remove) = &commands.remove
             && let Err(error) = execute::quietly(remove, self.hidden).await
         {
             narrator.warn(&error.to_string());
         }
-        let Some(ended) = ended.map_err(BuildError::Execute)? else {
-            return Ok(Attempt::Ended { code: 1, stopped: None });
-        };
+        let ended = ended.map_err(BuildError::Execute)?;
         if ended.code != 0 && ended.stopped.is_none() {
             let progress = self.judge(ended.progress, &nodes).await?;
             if output::repeats(&progress, repeated, self.retries) {
@@ -144,6 +133,21 @@ impl Build {
             }
         }
         Ok(Attempt::Ended { code: ended.code, stopped: ended.stopped })
+    }
+
+    async fn work(&self, commands: &Commands, stops: &mut Stops, watched: bool) -> Result<Ended, ExecuteError> {
+        let create = async {
+            for create in &commands.create {
+                execute::quietly(create, self.hidden).await?;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            biased;
+            stop = stops.next() => return Ok(Ended { code: stop.code(), stopped: Some(stop), progress: None }),
+            created = create => created?,
+        }
+        execute::attached(&commands.build, self.hidden, watched, stops).await
     }
 
     /// What became of a build that failed. What was drawn on a terminal is not

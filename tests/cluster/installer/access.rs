@@ -81,7 +81,7 @@ pub(crate) async fn who_may_only_read_the_secrets_names_the_rest(cluster: Arc<Cl
         .await?;
     let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
     let token = accounts.create_token_request("handover", &PostParams::default(), &request).await?;
-    let token = token.status.context("no token")?.token;
+    let token = token.status.and_then(|status| status.token).context("no token")?;
     let scratch = tempfile::tempdir()?;
     let kubeconfig = scratch.path().join("kubeconfig");
     kubeconfig_with_token(&cluster, &token, &kubeconfig)?;

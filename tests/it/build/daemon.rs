@@ -112,6 +112,10 @@ fn start(authority: Authority) -> Daemon {
         line.split("running server on ").nth(1)?.trim_end_matches('"').parse().ok()
     });
     let address = address.unwrap_or_else(|| panic!("buildkitd does not start (it needs root):\n{printed}"));
-    std::thread::spawn(move || lines.for_each(drop));
-    Daemon { address, authority, _lifeline: child.stdin.take().unwrap() }
+    let lifeline = child.stdin.take().unwrap();
+    std::thread::spawn(move || {
+        lines.for_each(drop);
+        child.wait()
+    });
+    Daemon { address, authority, _lifeline: lifeline }
 }

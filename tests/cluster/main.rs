@@ -59,6 +59,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::a_restart_of_the_api_server_is_survived).serial(),
         test!(routes::a_cold_route_is_answered_within_250_ms_of_ready),
         test!(routes::concurrent_routes_share_their_writes),
+        test!(routes::no_answered_route_is_lost_with_its_server),
         test!(routes::a_release_right_after_its_route_finds_its_entry),
         test!(routes::an_idle_daemon_goes_to_zero_and_comes_back),
         test!(routes::a_route_during_a_scale_down_gets_the_next_daemon),
@@ -82,6 +83,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::a_build_that_nobody_registered_keeps_its_daemon).limit(Duration::from_secs(90)),
         test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
         test!(truth::a_route_ends_the_asking_at_once),
+        test!(truth::nobody_is_let_in_while_the_gate_is_closed),
         test!(truth::an_entry_that_nobody_uses_expires_early),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]

@@ -25,7 +25,7 @@ pub(crate) async fn credentials_are_what_is_installed_and_a_rotation_keeps_the_o
     let farm = Farm::new(Arc::clone(&cluster), "access");
     farm.init(&["--set=gateway.domains=[builds.example.org]", "--set=gateway.externalPort=4321"]).await?.expect(0);
     let kubeconfig = cluster.kubeconfig();
-    let run = farm.told(&["credentials", "--format=json"], &kubeconfig).await?.expect(0);
+    let run = farm.told(&["credentials", "--format=json"], kubeconfig).await?.expect(0);
     let handed: Value = serde_json::from_str(&run.out)?;
     let secrets = farm.secrets().await?;
     for (field, file) in [("ca", "ca.pem"), ("cert", "cert.pem"), ("key", "key.pem")] {
@@ -40,7 +40,7 @@ pub(crate) async fn credentials_are_what_is_installed_and_a_rotation_keeps_the_o
 
     // Whatever is read of a Secret is shown to nobody else.
     for args in [&["token", "rotate"][..], &["token", "rotate", "--drop-previous"]] {
-        let run = farm.told(args, &kubeconfig).await?.expect(0);
+        let run = farm.told(args, kubeconfig).await?.expect(0);
         for (name, value) in farm.secrets().await? {
             let value = String::from_utf8_lossy(&value);
             assert!(!run.out.contains(value.trim()) && !run.err.contains(value.trim()), "the value of {name} is shown");
@@ -48,8 +48,8 @@ pub(crate) async fn credentials_are_what_is_installed_and_a_rotation_keeps_the_o
     }
     let second = farm.secret("token").await?.context("no token")?;
     assert!(first != second && farm.secret("previous").await?.is_none());
-    farm.told(&["token", "rotate", "--drop-previous"], &kubeconfig).await?.expect(0).says("nothing to do");
-    farm.told(&["token", "rotate"], &kubeconfig).await?.expect(0);
+    farm.told(&["token", "rotate", "--drop-previous"], kubeconfig).await?.expect(0).says("nothing to do");
+    farm.told(&["token", "rotate"], kubeconfig).await?.expect(0);
     assert_eq!(farm.secret("previous").await?, Some(second));
     // The installer keeps both.
     farm.init(&[]).await?.expect(0);

@@ -74,6 +74,8 @@ pid=$!
 cat <&3 >/dev/null
 kill "$pid"
 wait "$pid"
+# A step that was cut leaves its root mounted.
+while read -r _ mount _; do case $mount in "$state"/*) umount "$mount" ;; esac; done </proc/mounts
 rm -rf "$state"
 "#;
 

@@ -47,6 +47,8 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::what_was_asked_for_once_is_carried_over_and_status_tells_it).serial(),
         test!(installer::an_upgrade_writes_what_changes_and_events_are_lines_of_json),
         test!(installer::an_installer_that_left_its_lease_behind_is_waited_for),
+        test!(installer::credentials_are_what_is_installed_and_a_rotation_keeps_the_old_token),
+        test!(installer::who_may_only_read_the_secrets_names_the_rest),
         test!(installer::a_load_balancer_that_never_comes_is_a_warning),
         test!(installer::another_manager_is_named_and_overruled_only_by_force),
         test!(installer::a_lacking_permission_is_named_before_the_first_write),

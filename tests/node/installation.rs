@@ -94,6 +94,18 @@ impl<'a> Installation<'a> {
         })
     }
 
+    /// The example's base image, in the local registry.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// How many builds of a repository are registered.
+    pub(crate) async fn inflight(&self, repo: &str) -> anyhow::Result<usize> {
+        let key = bko_install::key::Project::new(repo, "", "", "amd64", false)?.key();
+        let project = Api::<BuildProject>::namespaced(self.node.client(), BUILDS).get(key.as_str()).await?;
+        Ok(project.status.map_or(0, |status| status.inflight.len()))
+    }
+
     /// As an administrator would for a registry without TLS.
     async fn trust_the_registry(node: &Node) -> anyhow::Result<()> {
         let map: ConfigMap = serde_json::from_value(json!({

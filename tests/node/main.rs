@@ -9,6 +9,7 @@ mod shared {
 }
 
 mod builds;
+mod credentials;
 mod farm;
 mod harness_checks;
 mod installation;
@@ -32,6 +33,7 @@ fn tests() -> Vec<Test<Node>> {
         test!(refusals::a_missing_image_is_told_with_a_way_to_have_it).serial(),
         test!(refusals::a_container_that_cannot_start_is_told).serial(),
         test!(builds::nothing_takes_a_daemon_from_a_running_build).serial().limit(Duration::from_secs(600)),
+        test!(credentials::a_ci_needs_nothing_but_the_credentials).serial().limit(Duration::from_secs(300)),
         test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]
 }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 22] = [
+const CORE: [&str; 25] = [
     "names.rs",
     "key.rs",
     "profile.rs",
@@ -20,6 +20,9 @@ const CORE: [&str; 22] = [
     "readiness.rs",
     "readiness",
     "sni.rs",
+    "gateway/proxy.rs",
+    "gateway/source.rs",
+    "runtime/network.rs",
     "families/build_farm/ledger.rs",
     "families/build_farm/lifecycle.rs",
     "families/build_farm/status.rs",

@@ -101,7 +101,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let router = Router::new(config, memory.clone(), Metrics::default());
         let shutdown = CancellationToken::new();
-        let done = tokio::spawn(run(listener, router, timeouts, shutdown.clone()));
+        let done = tokio::spawn(run(listener, router, timeouts, None, shutdown.clone()));
         Self { address, shutdown, done }
     }
 

@@ -41,6 +41,17 @@ impl Table {
         })
     }
 
+    /// Addresses that a newer copy of a slice lacks, and no other slice has: the
+    /// pods there have left the API. A slice that goes as a whole says nothing,
+    /// since it goes with its Service, under a pod that may still finish a build.
+    fn lost(&self, daemon: &str, newer: &EndpointSlice) -> Vec<SocketAddr> {
+        let Some(slices) = self.slices.get(daemon) else { return Vec::new() };
+        let others = slices.iter().filter(|(name, _)| **name != newer.name_any()).map(|(_, slice)| slice);
+        let kept: Vec<SocketAddr> = others.chain([newer]).flat_map(all_addresses).collect();
+        let before = slices.get(&newer.name_any()).into_iter().flat_map(all_addresses);
+        before.filter(|address| !kept.contains(address)).collect()
+    }
+
     fn remove_slice(&mut self, daemon: &str, name: &str) {
         if let Some(slices) = self.slices.get_mut(daemon) {
             slices.remove(name);
@@ -80,6 +91,10 @@ pub async fn feed(
             event = next(&mut slices, "EndpointSlice", &shutdown) => match event {
                 Some(event) => {
                     have_slices |= matches!(event, Event::InitDone);
+                    if let Event::Apply(slice) | Event::InitApply(slice) = &event {
+                        let daemon = daemon_of(slice);
+                        table.lost(&daemon, slice).into_iter().for_each(|lost| directory.lose(&daemon, lost));
+                    }
                     on_slice(&mut table, event)
                 }
                 None => return,
@@ -119,8 +134,11 @@ fn on_service(table: &mut Table, event: Event<Service>) -> Vec<String> {
     }
 }
 
+fn daemon_of(slice: &EndpointSlice) -> String {
+    slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default()
+}
+
 fn on_slice(table: &mut Table, event: Event<EndpointSlice>) -> Vec<String> {
-    let daemon_of = |slice: &EndpointSlice| slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default();
     match event {
         Event::Apply(slice) | Event::InitApply(slice) => {
             let daemon = daemon_of(&slice);
@@ -147,10 +165,19 @@ fn on_slice(table: &mut Table, event: Event<EndpointSlice>) -> Vec<String> {
     }
 }
 
+fn port_of(slice: &EndpointSlice) -> Option<u16> {
+    slice.ports.iter().flatten().find_map(|p| p.port).and_then(|p| u16::try_from(p).ok())
+}
+
+/// Of every pod, in whatever condition.
+fn all_addresses(slice: &EndpointSlice) -> Vec<SocketAddr> {
+    let Some(port) = port_of(slice) else { return Vec::new() };
+    let ips = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
+    ips.filter_map(|ip| ip.parse::<IpAddr>().ok()).map(|ip| SocketAddr::new(ip, port)).collect()
+}
+
 fn add_endpoints(backend: &mut Backend, slice: &EndpointSlice) {
-    let Some(port) = slice.ports.iter().flatten().find_map(|p| p.port).and_then(|p| u16::try_from(p).ok()) else {
-        return;
-    };
+    let Some(port) = port_of(slice) else { return };
     for endpoint in slice.endpoints.iter().flatten() {
         let conditions = endpoint.conditions.clone().unwrap_or_default();
         let terminating = conditions.terminating.unwrap_or(false);
@@ -202,6 +229,26 @@ mod tests {
         let backend = table.backend("buildkitd-p1").unwrap();
         assert_eq!((backend.ready, backend.terminating), (address("10.0.0.1:1234"), address("10.0.0.2:1234")));
         assert_eq!(table.backend("buildkitd-p2"), None);
+    }
+
+    #[test]
+    fn a_pod_is_lost_when_its_slice_goes_on_without_it() {
+        let mut table = Table::default();
+        let pods = |ips: &[&str]| {
+            let pods =
+                ips.iter().map(|ip| json!({"addresses": [ip], "conditions": {"ready": false, "serving": false}}));
+            slice("s", "buildkitd-p1", pods.collect())
+        };
+        assert!(table.lost("buildkitd-p1", &pods(&["10.0.0.1"])).is_empty());
+        on_slice(&mut table, Event::Apply(pods(&["10.0.0.1", "10.0.0.2"])));
+        assert!(table.lost("buildkitd-p1", &pods(&["10.0.0.2", "10.0.0.1"])).is_empty(), "not ready is not gone");
+        assert_eq!(table.lost("buildkitd-p1", &pods(&["10.0.0.2"])), address("10.0.0.1:1234"));
+        let mut other = pods(&["10.0.0.1"]);
+        other.metadata.name = Some("t".into());
+        on_slice(&mut table, Event::Apply(other));
+        assert!(table.lost("buildkitd-p1", &pods(&["10.0.0.2"])).is_empty(), "it moved to another slice");
+        on_slice(&mut table, Event::Delete(pods(&[])));
+        assert!(table.lost("buildkitd-p1", &pods(&[])).is_empty(), "the slice as a whole has gone");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod lifecycle;
 mod projects;
 mod routes;
 mod truth;
+mod wake;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -81,6 +82,8 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::who_does_not_answer_keeps_the_daemon).limit(Duration::from_secs(120)),
         test!(truth::a_route_ends_the_asking_at_once),
         test!(truth::an_entry_that_nobody_uses_expires_early),
+        test!(wake::a_dial_wakes_what_was_routed_lately),
+        test!(wake::a_dial_ends_a_scale_down_at_once),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

@@ -27,6 +27,7 @@ pub mod metrics;
 pub mod observation;
 pub mod observer;
 pub mod prune;
+pub mod reserve;
 pub mod upkeep;
 pub mod watch;
 
@@ -43,6 +44,7 @@ use tokio_util::sync::CancellationToken;
 use crate::runtime::listen::ListenAddress;
 use daemon::{Daemon, SocketAddress};
 use metrics::{Counters, Present};
+use reserve::Reserve;
 use upkeep::Pruner;
 use watch::Watch;
 
@@ -168,8 +170,16 @@ fn begin(args: CompanionArgs, budget: Duration, closing: CancellationToken) -> R
 
     let thresholds = prune::Thresholds { inodes: args.inode_threshold, bytes: args.space_threshold };
     let pause = args.inode_check_interval;
-    let pruner =
-        Pruner { daemon: daemon.clone(), watch: watch.clone(), samples: samples.clone(), thresholds, pause, counters };
+    let reserve = Arc::new(Reserve::new(&args.cache_dir));
+    let pruner = Pruner {
+        daemon: daemon.clone(),
+        watch: watch.clone(),
+        samples: samples.clone(),
+        thresholds,
+        reserve,
+        pause,
+        counters,
+    };
     let sources = http::Sources {
         watch: watch.clone(),
         samples,

@@ -70,6 +70,13 @@ pub enum AskDaemon {
     Refused(SocketAddress, &'static str, Code, String),
 }
 
+impl AskDaemon {
+    /// Whether it could not because its volume is full.
+    pub fn lacks_room(&self) -> bool {
+        matches!(self, Self::Refused(_, _, Code::ResourceExhausted, _))
+    }
+}
+
 /// Builds of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Builds {

@@ -2,6 +2,7 @@
 //! prunes when [`prune::decide`] says so.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -12,7 +13,8 @@ use super::memory::{self, Memory};
 use super::metrics::Counters;
 use super::observation::Moment;
 use super::observer::Clock;
-use super::prune::{self, Decision, Reason, Thresholds, Volume};
+use super::prune::{self, Decision, FULL, Reason, Thresholds, Volume};
+use super::reserve::Reserve;
 use super::watch::Watch;
 
 /// How often the volume is measured.
@@ -77,6 +79,8 @@ pub struct Pruner {
     pub samples: watch::Receiver<Option<Sample>>,
     /// When to prune.
     pub thresholds: Thresholds,
+    /// Room that is given back to prune.
+    pub reserve: Arc<Reserve>,
     /// Pause after a prune.
     pub pause: Duration,
     /// What was done.
@@ -86,13 +90,14 @@ pub struct Pruner {
 impl Pruner {
     /// Decides on every sample, for ever.
     pub async fn run(mut self) {
-        let mut held = None;
+        let (mut held, mut reserved) = (None, true);
         while self.samples.changed().await.is_ok() {
             let Some(sample) = *self.samples.borrow_and_update() else { continue };
             let running = self.watch.observation().running();
             let (reason, min_free) = match prune::decide(&sample.volume, self.thresholds, running) {
                 Decision::Enough => {
                     held = None;
+                    reserved = self.keep_reserve(sample.volume, reserved).await;
                     continue;
                 }
                 Decision::Held(reason) => {
@@ -118,7 +123,14 @@ impl Pruner {
     async fn prune(&self, volume: &Volume, reason: Reason, min_free: Option<u64>) {
         let (bytes_ratio, inode_ratio) = (volume.byte_ratio(), volume.inode_ratio());
         tracing::info!(prune.reason = reason.as_str(), bytes_ratio, inode_ratio, "little room is left: pruning");
-        match self.daemon.prune(min_free, PRUNE_LIMIT).await {
+        if volume.byte_ratio() >= FULL {
+            self.give_reserve().await;
+        }
+        let mut pruned = self.daemon.prune(min_free, PRUNE_LIMIT).await;
+        if matches!(&pruned, Err(error) if error.lacks_room()) && self.give_reserve().await {
+            pruned = self.daemon.prune(min_free, PRUNE_LIMIT).await;
+        }
+        match pruned {
             Ok(pruned) if pruned.records == 0 => {
                 tracing::error!(bytes_ratio, inode_ratio, "the volume is nearly full, and nothing can be pruned");
             }
@@ -127,6 +139,32 @@ impl Pruner {
                 tracing::info!(prune.records = pruned.records, prune.bytes = pruned.bytes, "pruned");
             }
             Err(error) => tracing::warn!(%error, "could not prune"),
+        }
+    }
+    /// Returns whether there is one; a failure is told once.
+    async fn keep_reserve(&self, volume: Volume, reserved: bool) -> bool {
+        let reserve = self.reserve.clone();
+        let kept = tokio::task::spawn_blocking(move || reserve.keep(&volume)).await;
+        match kept.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+            Ok(()) => true,
+            Err(error) => {
+                if reserved {
+                    tracing::warn!(%error, "no room can be reserved on the cache's volume: once full, it may stay so");
+                }
+                false
+            }
+        }
+    }
+
+    async fn give_reserve(&self) -> bool {
+        let reserve = self.reserve.clone();
+        let given = tokio::task::spawn_blocking(move || reserve.give()).await;
+        match given.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+            Ok(given) => given,
+            Err(error) => {
+                tracing::warn!(%error, "the reserved room cannot be given back");
+                false
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! watch of Services and EndpointSlices) and many readers.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use tokio::sync::watch;
@@ -57,10 +57,10 @@ impl Directory {
 
     /// Says that the pod at an address of a daemon has gone, with everything that
     /// was connected to it: no reset will come from there.
-    pub fn lose(&self, daemon: &str, address: SocketAddr) {
+    pub fn lose(&self, daemon: &str, ip: IpAddr) {
         let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(addresses) = lives.get_mut(daemon) else { return };
-        if let Some(life) = addresses.remove(&address) {
+        for (_, life) in addresses.extract_if(|address, _| address.ip() == ip) {
             life.cancel();
         }
         if addresses.is_empty() {

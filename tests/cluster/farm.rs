@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "the benchmark uses a part of it")]
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -61,6 +62,11 @@ impl Server {
 
     /// The same, with an environment.
     pub(crate) async fn with(cluster: &Cluster, flags: &[&str], env: &[(&str, &str)]) -> anyhow::Result<Self> {
+        Self::through(cluster.kubeconfig(), flags, env).await
+    }
+
+    /// The same, by a kubeconfig.
+    pub(crate) async fn through(kubeconfig: &Path, flags: &[&str], env: &[(&str, &str)]) -> anyhow::Result<Self> {
         static PORT: AtomicU16 = AtomicU16::new(21_000);
         let [api, admin] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], PORT.fetch_add(1, Ordering::Relaxed))));
         let log = format!("/run/bko/logs/server-{}.log", api.port());
@@ -68,9 +74,8 @@ impl Server {
         let mut command = Command::new(executable::executable()?);
         command
             .arg("server")
-            .args(["--kubeconfig", &cluster.kubeconfig().display().to_string(), "--roles", "controller,route"])
+            .args(["--kubeconfig", &kubeconfig.display().to_string(), "--roles", "controller,route"])
             .args(["--api-listen", &api.to_string(), "--metrics-addr", &admin.to_string(), "-v"])
-            .arg("--companion-image=bko-install:test")
             .args(flags)
             .envs(env.iter().copied())
             .stdin(Stdio::null())
@@ -78,6 +83,9 @@ impl Server {
             .stderr(output);
         if env.is_empty() {
             command.arg("--auth-open");
+        }
+        if !flags.iter().any(|flag| flag.starts_with("--companion")) {
+            command.arg("--companion-image=bko-install:test");
         }
         let child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
         let token = env.iter().find(|(name, _)| name.ends_with("AUTH_TOKEN")).map(|(_, token)| (*token).to_owned());
@@ -139,6 +147,13 @@ impl Server {
         let pid = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
         rustix::process::kill_process(pid.context("it has ended already")?, rustix::process::Signal::TERM)?;
         Ok(self.child.wait().await?)
+    }
+
+    /// What ends it by SIGKILL, at once.
+    pub(crate) fn killer(&self) -> anyhow::Result<impl FnOnce() + Send + use<>> {
+        let pid = self.child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
+        let pid = pid.context("it has ended already")?;
+        Ok(move || rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap())
     }
 
     /// Ends it by SIGKILL.

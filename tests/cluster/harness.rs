@@ -13,6 +13,7 @@ pub(crate) mod companion;
 pub(crate) mod container_runtime;
 pub(crate) mod control_plane;
 pub(crate) mod executable;
+pub(crate) mod fault_proxy;
 pub(crate) mod image;
 pub(crate) mod kubelet;
 pub(crate) mod namespaces;

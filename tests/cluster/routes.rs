@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use bko_install::families::build_farm::api::{BuildProject, Phase};
 use bko_install::names::CONTROLLER_MANAGER;
+use bko_install::provisioner::BuildId;
 use futures::future::try_join_all;
+use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -19,6 +21,7 @@ use serde_json::json;
 use crate::farm::{self, KEY, REPO, Server};
 use crate::harness::Cluster;
 use crate::harness::control_plane;
+use crate::harness::fault_proxy::{At, FaultProxy};
 use crate::harness::play::Play;
 
 pub(crate) const POD: &str = "buildkitd-p41bd34a2227aca39-0";
@@ -84,6 +87,46 @@ pub(crate) async fn concurrent_routes_share_their_writes(cluster: Arc<Cluster>) 
     let status = farm::status(&cluster, &farm.namespace, KEY).await.context("no project")?;
     ensure!(status.inflight.is_empty(), "{} entries left", status.inflight.len());
     Ok(())
+}
+
+/// Whoever was answered is registered, whatever happened to the server since;
+/// whoever was not comes again, as its client would.
+pub(crate) async fn no_answered_route_is_lost_with_its_server(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = farm(&cluster, "lost").await?;
+    let flags = farm.flags(&["--api-rate-limit=0"]);
+    for at in At::ALL {
+        let proxy = FaultProxy::start(cluster.client()).await?;
+        let first = Server::through(proxy.kubeconfig(), &flags, &[]).await?;
+        first.complete(&first.route(REPO).await?).await?;
+        let second = Server::start(&cluster, &flags).await?;
+        proxy.arm(|parts, _| writes_status(parts), 2, at, first.killer()?);
+        let route = async || match first.route(REPO).await {
+            Ok(answer) => Ok((answer, true)),
+            Err(_) => second.route(REPO).await.map(|answer| (answer, false)),
+        };
+        // 200 at once, and as many behind them, so that there is a third write.
+        let answers: Vec<_> = stream::iter((0..400).map(|_| route())).buffer_unordered(200).try_collect().await?;
+        proxy.hit(1).await;
+        let before = answers.iter().filter(|(_, before)| *before).count();
+        ensure!(before < 400, "{at:?}: it had answered all before its third write");
+        let status = farm::status(&cluster, &farm.namespace, KEY).await.context("no project")?;
+        let entries: BTreeSet<_> = status.inflight.iter().map(|entry| entry.id.clone()).collect();
+        let mut ids = BTreeSet::new();
+        for (answer, _) in &answers {
+            ids.insert(BuildId::parse(answer["buildId"].as_str().context("no buildId")?)?.digest());
+        }
+        ensure!(ids.len() == 400, "{at:?}: {} distinct ids", ids.len());
+        let lost = ids.difference(&entries).count();
+        ensure!(lost == 0, "{at:?}: {lost} lost of {} entries, {before} answered before", entries.len());
+        eprintln!("killed {at:?}: {before} were answered before, {} entries", entries.len());
+        try_join_all(answers.iter().map(|(answer, _)| second.complete(answer))).await?;
+        second.terminate().await?;
+    }
+    Ok(())
+}
+
+fn writes_status(parts: &axum::http::request::Parts) -> bool {
+    parts.method != axum::http::Method::GET && parts.uri.path().ends_with("/status")
 }
 
 /// Also on another replica, whose cache has not seen the entry yet.

@@ -12,7 +12,7 @@ use bko_install::runtime::internal::guarded;
 use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -120,7 +120,8 @@ pub(crate) async fn who_does_not_answer_keeps_the_daemon(cluster: Arc<Cluster>) 
 /// No route waits while it is asked whether a daemon is quiet.
 pub(crate) async fn a_route_ends_the_asking_at_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = farm(&cluster, "asking").await?;
-    let server = Server::start(&cluster, &farm.flags(&["--idle-seconds=0"])).await?;
+    let flags = farm.flags(&["--idle-seconds=0", "--gateway-host=builds.example.test"]);
+    let server = Server::start(&cluster, &flags).await?;
     used_and_released(&server).await?;
     let mut took = Vec::new();
     for round in 1..=5 {
@@ -139,6 +140,45 @@ pub(crate) async fn a_route_ends_the_asking_at_once(cluster: Arc<Cluster>) -> an
     eprintln!("routes while a daemon is asked: {took:?}");
     ensure!(took.iter().all(|took| *took < Duration::from_millis(500)), "{took:?}");
     Ok(())
+}
+
+/// How many addresses its Service leads to.
+async fn endpoints(cluster: &Cluster, farm: &Farm) -> anyhow::Result<usize> {
+    let service = ListParams::default().labels(&format!("kubernetes.io/service-name=buildkitd-{KEY}"));
+    let slices = Api::<EndpointSlice>::namespaced(cluster.client(), &farm.namespace).list(&service).await?;
+    Ok(slices.iter().flat_map(|slice| slice.endpoints.iter().flatten()).map(|endpoint| endpoint.addresses.len()).sum())
+}
+
+async fn until_endpoints(cluster: &Cluster, farm: &Farm, wanted: usize) -> anyhow::Result<()> {
+    let reached = async {
+        while endpoints(cluster, farm).await? != wanted {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(Duration::from_secs(10), reached).await.with_context(|| format!("not {wanted} endpoints"))?
+}
+
+/// Before it is asked for the last time whether anything runs there, nobody can
+/// reach the daemon by its name any more; when it is kept, or comes back, one can.
+pub(crate) async fn nobody_is_let_in_while_the_gate_is_closed(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = farm(&cluster, "shut").await?;
+    let server = Server::start(&cluster, &farm.flags(&["--idle-seconds=0"])).await?;
+    used_and_released(&server).await?;
+    let pod = farm.play.wait_ready(POD, SOON).await?;
+    farm::until(&cluster, &farm.namespace, KEY, "asked", |p| p.status_or_default().gate.closed).await?;
+    until_endpoints(&cluster, &farm, 0).await?;
+    ensure!(farm::replicas(&cluster, &farm.namespace, KEY).await? == 1, "taken down before its endpoint had gone");
+    ensure!(farm.play.ready(POD).as_ref() == Some(&pod), "its pod ended before its endpoint had gone");
+
+    let answer = server.route(REPO).await?;
+    ensure!(farm.play.ready(POD).as_ref() == Some(&pod), "another pod");
+    until_endpoints(&cluster, &farm, 1).await?;
+    server.complete(&answer).await?;
+    goes_idle(&cluster, &farm).await?;
+    until_endpoints(&cluster, &farm, 0).await?;
+    server.route(REPO).await?;
+    until_endpoints(&cluster, &farm, 1).await
 }
 
 pub(crate) async fn an_entry_that_nobody_uses_expires_early(cluster: Arc<Cluster>) -> anyhow::Result<()> {

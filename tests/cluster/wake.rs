@@ -44,9 +44,13 @@ pub(crate) async fn a_dial_wakes_what_was_routed_lately(cluster: Arc<Cluster>) -
     farm::until(&cluster, &farm.namespace, KEY, "warm", |p| phase(p) == Some(Phase::Warm)).await?;
     let woken = farm::status(&cluster, &farm.namespace, KEY).await.context("no project")?;
     ensure!(woken.wake_until.as_ref().is_some_and(|until| until.0 > since + Duration::from_secs(120)), "{woken:?}");
-    ensure!(woken.last_build_time == before.last_build_time && woken.inflight.is_empty(), "a wake is no route: {woken:?}");
+    ensure!(
+        woken.last_build_time == before.last_build_time && woken.inflight.is_empty(),
+        "a wake is no route: {woken:?}"
+    );
     let writes = cluster.audit().writes_by("bko-install", since).await?;
-    let statuses = writes.iter().filter(|w| w.namespace == farm.namespace && w.resource == "buildprojects/status").count();
+    let statuses =
+        writes.iter().filter(|w| w.namespace == farm.namespace && w.resource == "buildprojects/status").count();
     ensure!(statuses <= 6, "{statuses} writes of the status for 50 dials: {writes:?}");
     // Beyond the idle time and several looks: the wake keeps it.
     tokio::time::sleep(Duration::from_secs(5)).await;

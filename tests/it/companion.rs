@@ -319,6 +319,23 @@ async fn filled_while_building(volume: &'static str, flags: &[&str], fill: &str,
     assert_eq!(companion.get("/readyz").await.0, 200);
 }
 
+/// A build that needs more than there is fails with the reason, and the next finds room.
+#[tokio::test]
+async fn a_full_volume_fails_the_build_and_nothing_hangs() {
+    let daemon = Buildkitd::with_volume("size=120m").await;
+    let companion = Companion::ready(&daemon, &[]).await;
+    let mut flood = daemon.build(&["dd", "if=/dev/zero", "of=/big", "bs=1M", "count=400"]).await;
+    until("the build has failed", S(20), async || !flood.runs()).await;
+    flood.fails().await;
+    until("there is room again", S(20), async || {
+        let stat = rustix::fs::statvfs(daemon.store()).unwrap();
+        stat.f_bavail * 2 > stat.f_blocks
+    })
+    .await;
+    daemon.build(&["dd", "if=/dev/zero", "of=/small", "bs=1M", "count=5"]).await.succeeds().await;
+    assert_eq!(companion.get("/readyz").await.0, 200);
+}
+
 #[tokio::test]
 async fn inodes_are_made_room_for_but_not_under_a_build() {
     let fill = "i=0; while [ $i -lt 2500 ]; do i=$((i+1)); : > /f$i; done";

@@ -111,6 +111,14 @@ async fn a_fork_has_its_own(farm: &Installation<'_>, route: &Route) -> anyhow::R
     let image = format!("{}/hello:fork", farm.node.registry_address());
     let built = farm.buildctl(&fork, &image).await?;
     ensure!(built.printed.contains("Built in step 1 of this cache"), "it shares a cache:\n{}", built.printed);
+    // Cache mounts, too: two builds of the project share one, the fork has its own.
+    for (at, name, work) in [
+        (route, "writes", "echo kept > /shared/mark"),
+        (route, "reads", "grep kept /shared/mark"),
+        (&fork, "apart", "test ! -e /shared/mark"),
+    ] {
+        farm.step(&at.endpoint, None, name, work)?.succeeds("a cache mount").await?;
+    }
     farm.complete(&fork).await
 }
 

@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::builds::{own_pods, restart};
+use crate::builds::servers::{own_pods, restart};
 use crate::harness::{Node, node, process};
 use crate::installation::{BUILDS, DOMAIN, Installation, Route};
 

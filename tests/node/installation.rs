@@ -53,7 +53,7 @@ pub(crate) fn bko(node: &Node, arguments: &[&str]) -> anyhow::Result<Command> {
 
 /// Flags of `cluster init` and `cluster plan` that every test uses: idle times
 /// that a test can wait for, caches that a test machine can hold.
-pub(crate) const FLAGS: [&str; 10] = [
+pub(crate) const FLAGS: [&str; 12] = [
     "--profile=dev",
     "--set",
     "gateway.domains=[builds.example.test]",
@@ -63,6 +63,9 @@ pub(crate) const FLAGS: [&str; 10] = [
     "forks.idleSeconds=5",
     "--set",
     "cache.sizeGi=1",
+    // More daemons at once than the node has room for by default.
+    "--set",
+    "daemon.requests.cpu=50m",
     "--timeout=2m",
 ];
 
@@ -178,31 +181,44 @@ impl<'a> Installation<'a> {
 
     /// The same, but returns at once: a step that is cached does not run.
     pub(crate) fn build(&self, address: &str, name: &str, seconds: u32) -> anyhow::Result<Running> {
+        self.step(address, None, name, &format!("sleep {seconds}"))
+    }
+
+    /// The same past the gateway, for which the daemon has another name.
+    pub(crate) async fn begin_direct(&self, address: &str, name: &str, seconds: u32) -> anyhow::Result<Running> {
+        let server = format!("any.{BUILDS}.svc.cluster.local");
+        let build = self.step(address, Some(&server), name, &format!("sleep {seconds}"))?;
+        build.has_printed(&format!("begun {name}")).await
+    }
+
+    /// A build with one step, which runs `work`. It has a cache mount at `/shared`.
+    pub(crate) fn step(&self, address: &str, server: Option<&str>, name: &str, work: &str) -> anyhow::Result<Running> {
         let context = PathBuf::from("/run/bko/slow");
         std::fs::create_dir_all(&context)?;
         // The step's own command does not read like what it prints.
-        let run = "RUN echo \"be\"gun $NAME && sleep $SECONDS && echo \"en\"ded $NAME";
-        std::fs::write(context.join("Dockerfile"), format!("ARG BASE\nFROM ${{BASE}}\nARG NAME SECONDS\n{run}\n"))?;
+        let run =
+            "RUN --mount=type=cache,target=/shared echo \"be\"gun $NAME && eval \"$WORK\" && echo \"en\"ded $NAME";
+        std::fs::write(context.join("Dockerfile"), format!("ARG BASE\nFROM ${{BASE}}\nARG NAME WORK\n{run}\n"))?;
         let context = context.display().to_string();
         let mut build = self.node.tools().command("buildctl");
         build.arg("--addr").arg(address);
         for (flag, file) in [("--tlscacert", "ca.pem"), ("--tlscert", "cert.pem"), ("--tlskey", "key.pem")] {
             build.arg(flag).arg(self.certificates.join(file));
         }
-        if let Some(daemon) = name.strip_prefix("direct-") {
-            build.args(["--tlsservername", &format!("{daemon}.{BUILDS}.svc.cluster.local")]);
+        if let Some(server) = server {
+            build.args(["--tlsservername", server]);
         }
         build.args(["build", "--progress=plain", "--frontend=dockerfile.v0"]);
         build.args(["--local", &format!("context={context}"), "--local", &format!("dockerfile={context}")]);
-        for (argument, value) in [("BASE", &self.base), ("NAME", &name.to_owned()), ("SECONDS", &seconds.to_string())] {
+        for (argument, value) in [("BASE", self.base.as_str()), ("NAME", name), ("WORK", work)] {
             build.args(["--opt", &format!("build-arg:{argument}={value}")]);
         }
         Running::start(build)
     }
 
     /// Where the daemon's Service is, past the gateway.
-    pub(crate) async fn direct(&self, daemon: &str) -> anyhow::Result<String> {
-        let service = Api::<Service>::namespaced(self.node.client(), BUILDS).get(daemon).await?;
+    pub(crate) async fn direct(&self, namespace: &str, daemon: &str) -> anyhow::Result<String> {
+        let service = Api::<Service>::namespaced(self.node.client(), namespace).get(daemon).await?;
         let address = service.spec.and_then(|spec| spec.cluster_ip).context("the daemon has no address")?;
         Ok(format!("tcp://{address}:1234"))
     }
@@ -254,7 +270,7 @@ impl Running {
         Ok(Self { child, lines, printed: String::new() })
     }
 
-    async fn has_printed(mut self, marker: &str) -> anyhow::Result<Self> {
+    pub(crate) async fn has_printed(mut self, marker: &str) -> anyhow::Result<Self> {
         let begun = async {
             while let Some(line) = self.lines.next_line().await? {
                 self.printed += &format!("{line}\n");

@@ -14,6 +14,8 @@ mod gate;
 mod harness_checks;
 mod installation;
 mod refusals;
+#[path = "../cluster/farm.rs"]
+mod server;
 
 use std::process::ExitCode;
 use std::time::Duration;

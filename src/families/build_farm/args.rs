@@ -7,6 +7,7 @@ use clap::Args;
 use super::scheduling::Scheduling;
 use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
+use crate::profile::syntax::is_quantity;
 
 /// Flags of the build farm.
 #[derive(Clone, Debug, Args)]
@@ -30,6 +31,12 @@ pub struct FarmArgs {
     /// JSON object with nodeSelector, tolerations, affinity and pinArch of the daemons
     #[arg(long, value_name = "JSON", default_value = "")]
     pub daemon_scheduling: Scheduling,
+    /// CPU that a daemon asks for, whatever its tier; empty for that of its tier
+    #[arg(long, value_name = "QUANTITY", default_value = "", value_parser = quantity_or_nothing)]
+    pub daemon_cpu_request: String,
+    /// Memory that a daemon asks for, whatever its tier; empty for that of its tier
+    #[arg(long, value_name = "QUANTITY", default_value = "", value_parser = quantity_or_nothing)]
+    pub daemon_memory_request: String,
     /// Seconds that a daemon may wait for a node before routes are told that none takes it; an autoscaler that says
     /// it is making one is always waited for
     #[arg(long, value_name = "SECONDS", default_value_t = 8)]
@@ -84,6 +91,10 @@ pub struct FarmArgs {
     pub gateway_port: u16,
 }
 
+fn quantity_or_nothing(s: &str) -> Result<String, &'static str> {
+    if s.is_empty() || is_quantity(s) { Ok(s.to_owned()) } else { Err("must be a quantity such as 500m or 2Gi") }
+}
+
 impl From<&FarmArgs> for Settings {
     fn from(args: &FarmArgs) -> Self {
         let some = |s: &String| (!s.is_empty()).then(|| s.clone());
@@ -97,6 +108,8 @@ impl From<&FarmArgs> for Settings {
             sandbox: some(&args.sandbox_runtime_class)
                 .map(|runtime_class| Sandbox { runtime_class, image: some(&args.sandbox_buildkit_image) }),
             scheduling: args.daemon_scheduling.clone(),
+            cpu_request: some(&args.daemon_cpu_request),
+            memory_request: some(&args.daemon_memory_request),
             companion: some(&args.companion_image).filter(|_| args.companion),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),

@@ -46,9 +46,9 @@ pub const ROLL_HELD_SINCE: &str = "buildkit-operator.socialgouv.github.io/roll-h
 /// epoch is refused by the API server.
 pub const GATE_EPOCH: &str = "buildkit-operator.socialgouv.github.io/gate-epoch";
 
-/// The gate's epoch under which a StatefulSet was last written.
-pub fn epoch(set: &StatefulSet) -> i64 {
-    let annotation = set.metadata.annotations.as_ref().and_then(|annotations| annotations.get(GATE_EPOCH));
+/// The gate's epoch under which a StatefulSet or a Service was last written.
+pub fn epoch(object: &impl Resource) -> i64 {
+    let annotation = object.meta().annotations.as_ref().and_then(|annotations| annotations.get(GATE_EPOCH));
     annotation.and_then(|epoch| epoch.parse().ok()).unwrap_or(0)
 }
 
@@ -62,6 +62,9 @@ pub fn stamp(set: &mut StatefulSet, epoch: i64) {
         metadata.annotations.get_or_insert_default().insert(GATE_EPOCH.to_owned(), epoch.to_string());
     }
 }
+
+/// In the selector of a Service whose daemon's gate is closed: no pod has it.
+pub const GATE: &str = "buildkit-operator.socialgouv.github.io/gate";
 
 /// Label with the project key.
 pub const PROJECT_KEY: &str = "buildkit-operator.socialgouv.github.io/project-key";

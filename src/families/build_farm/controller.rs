@@ -2,6 +2,7 @@
 //! at a time, many projects at once, on the leader only.
 #![expect(clippy::disallowed_methods, reason = "shell: decisions are dated here")]
 
+mod endpoint;
 mod guard;
 mod memory;
 mod notify;
@@ -16,8 +17,9 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller::{Action, Config, applier};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::{Semaphore, watch};
@@ -39,7 +41,6 @@ use super::truth::ask::Truth;
 use super::validate::{Invalid, Valid, validate};
 use super::view::View;
 use super::writer::{WriteError, Writer, describe};
-use crate::key::ProjectKey;
 use crate::names::CONTROLLER_MANAGER;
 use memory::Memory;
 use notify::Notifier;
@@ -53,6 +54,7 @@ pub struct Controller {
     metrics: Arc<Metrics>,
     sets: Api<StatefulSet>,
     services: Api<Service>,
+    slices: Api<EndpointSlice>,
     projects: Api<BuildProject>,
     claims: Api<PersistentVolumeClaim>,
     budgets: Api<PodDisruptionBudget>,
@@ -105,6 +107,7 @@ impl Controller {
             metrics,
             sets: Api::namespaced(client.clone(), &namespace),
             services: Api::namespaced(client.clone(), &namespace),
+            slices: Api::namespaced(client.clone(), &namespace),
             projects: Api::namespaced(client.clone(), &namespace),
             claims: Api::namespaced(client.clone(), &namespace),
             budgets: Api::namespaced(client.clone(), &namespace),
@@ -209,7 +212,7 @@ impl Controller {
     /// `None` when the project itself was deleted.
     async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<Scaled>, ReconcileError> {
         let Resources { stateful_set, service } = resources;
-        self.apply_service(&valid.key, service).await?;
+        self.apply_service(valid, service).await?;
         let now = Timestamp::now();
         let want = lifecycle::want(valid.project, &self.settings, now);
         let Some(live) = self.view.stateful_set(&valid.key) else {
@@ -227,7 +230,7 @@ impl Controller {
             (Want::Zero, false) if outdated => self.refresh(valid, &stateful_set).await.map(|()| Scaled::to(0))?,
             (Want::Zero, false) => Scaled::to(0),
             (Want::Zero, true) => self.retire(valid, &stateful_set).await?,
-            (_, true) if !gate.closed && build::epoch(&live) >= gate.epoch => {
+            (_, true) if !gate.closed && build::epoch(&*live) >= gate.epoch => {
                 self.keep(valid, &live, &stateful_set, now).await?
             }
             (_, _) => self.revive(valid, &live, &stateful_set).await?,
@@ -273,20 +276,20 @@ impl Controller {
         Ok(Scaled::to(1))
     }
 
-    async fn apply_service(&self, key: &ProjectKey, service: Service) -> Result<(), ReconcileError> {
-        let name = key.daemon();
+    async fn apply_service(&self, valid: &Valid<'_>, service: Service) -> Result<(), ReconcileError> {
+        let (key, name) = (&valid.key, valid.key.daemon());
         let Some(live) = self.view.service(key) else {
             let created = self.services.create(&post_params(), &service).await;
             return exists(created).map_err(Self::error("create", format!("Service {name}")));
         };
         // Older installations gave each daemon a load balancer of its own.
         if live.spec.as_ref().and_then(|s| s.type_.as_deref()) == Some("LoadBalancer") {
-            let patch = Patch::Merge(serde_json::json!({"spec": {"type": "ClusterIP"}}));
-            let params = PatchParams { field_manager: Some(CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
-            self.services
-                .patch(&name, &params, &patch)
-                .await
-                .map_err(Self::error("patch", format!("Service {name}")))?;
+            self.patch_service(&name, serde_json::json!({"spec": {"type": "ClusterIP"}})).await?;
+        }
+        // Whoever shut it was not told that the gate is open again, or died before it was opened.
+        let gate = valid.project.status_or_default().gate;
+        if endpoint::is_shut(&live) && !gate.closed && build::epoch(&*live) < gate.epoch {
+            self.open(key, gate.epoch).await?;
         }
         Ok(())
     }
@@ -313,6 +316,7 @@ impl Controller {
             self.notifier.tell(valid.project, Moment::Created);
         }
         if want.replicas() > 0 && gate.closed {
+            self.open(&valid.key, gate.epoch + 1).await?;
             self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
         }
         Ok(want.replicas())

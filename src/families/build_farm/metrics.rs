@@ -35,7 +35,7 @@ pub enum Holder {
     /// A client is connected through a gateway.
     #[expect(non_camel_case_types, reason = "the label's value")]
     stream,
-    /// Somebody who could know does not answer.
+    /// Somebody who could know does not answer, or the cluster does not act.
     #[expect(non_camel_case_types, reason = "the label's value")]
     silence,
 }
@@ -45,7 +45,7 @@ impl From<&Busy> for Holder {
         match busy {
             Busy::Builds(_) | Busy::JustBuilt => Self::builds,
             Busy::Stream(_) => Self::stream,
-            Busy::Silent(_) | Busy::GatewaySilent(..) | Busy::GatewaysUnknown => Self::silence,
+            Busy::Silent(_) | Busy::GatewaySilent(..) | Busy::GatewaysUnknown | Busy::Reachable => Self::silence,
         }
     }
 }

@@ -17,6 +17,10 @@ pub struct Settings {
     pub sandbox: Option<Sandbox>,
     /// On which nodes daemons run.
     pub scheduling: Scheduling,
+    /// CPU that a daemon's container asks for; by tier when absent.
+    pub cpu_request: Option<String>,
+    /// Memory that it asks for; by tier when absent.
+    pub memory_request: Option<String>,
     /// Image of the companion beside each daemon; none runs when absent.
     pub companion: Option<String>,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
@@ -52,6 +56,8 @@ impl Default for Settings {
             port: crate::names::DAEMON_PORT,
             daemon_image: DAEMON_IMAGE.to_owned(),
             sandbox: None,
+            cpu_request: None,
+            memory_request: None,
             scheduling: Scheduling::default(),
             companion: None,
             certs_secret: "buildkit-daemon-certs".to_owned(),

@@ -127,6 +127,9 @@ pub enum Busy {
     /// A build ended a moment ago; another may follow.
     #[error("a build has just ended")]
     JustBuilt,
+    /// New clients may still arrive.
+    #[error("its Service still has endpoints")]
+    Reachable,
     /// It cannot be told whether builds run.
     #[error("it does not say whether builds run: {0}")]
     Silent(String),

@@ -195,7 +195,7 @@ impl View {
         }
         let Some(set) = self.stateful_set(key) else { return starting("waiting for the StatefulSet") };
         // Each watch lags by itself: this copy may be of before the gate was closed.
-        if build::epoch(&set) < gate.epoch {
+        if build::epoch(&*set) < gate.epoch {
             return starting("waiting for news of the StatefulSet");
         }
         let (spec, state) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());

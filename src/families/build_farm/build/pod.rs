@@ -114,7 +114,7 @@ fn daemon(project: &Valid<'_>, settings: &Settings, confinement: Confinement<'_>
         readiness_probe: Some(readiness),
         liveness_probe: Some(liveness),
         lifecycle,
-        resources: Some(resources(project)),
+        resources: Some(resources(project, settings)),
         volume_mounts: Some(mounts),
         security_context: Some(confinement.container_security()),
         ..Container::default()
@@ -155,15 +155,16 @@ fn probe(period: i32, timeout: i32, failures: i32) -> Probe {
 
 /// Requests always, so that the scheduler sees a daemon. No memory limit by
 /// default: on cgroup v2 one hungry step would end the whole daemon.
-fn resources(project: &Valid<'_>) -> ResourceRequirements {
+fn resources(project: &Valid<'_>, settings: &Settings) -> ResourceRequirements {
     let asked = &project.spec.resources;
     let (cpu, memory) = match project.spec.tier {
         Tier::Hot => ("500m", "1Gi"),
         Tier::Warm => ("250m", "512Mi"),
     };
+    let or = |asked: &Option<String>, tier: &str| Quantity(asked.as_deref().unwrap_or(tier).to_owned());
     let mut requests = BTreeMap::from([
-        ("cpu".to_owned(), Quantity(cpu.to_owned())),
-        ("memory".to_owned(), Quantity(memory.to_owned())),
+        ("cpu".to_owned(), or(&settings.cpu_request, cpu)),
+        ("memory".to_owned(), or(&settings.memory_request, memory)),
     ]);
     // A limit below our default request would be refused by the API server.
     for name in asked.limits.iter().flatten().map(|(name, _)| name) {

@@ -1,11 +1,12 @@
 //! The only place that takes a daemon down, and the one that brings it back.
 //!
 //! Down: ask whether anything runs there → close the gate (a compare-and-swap
-//! that fails when a build arrived) → read the StatefulSet → ask until it has
-//! been quiet for a while → write the StatefulSet with the resourceVersion read.
-//! A build that arrives while the gate is closed ends the asking at once. Up:
-//! write the StatefulSet, which invalidates any older write still under way →
-//! open the gate. Routes answer only while the gate is open.
+//! that fails when a build arrived) → read the StatefulSet → have its Service
+//! select nothing, until it has no endpoint → ask until it has been quiet for a
+//! while → write the StatefulSet with the resourceVersion read. A build that
+//! arrives while the gate is closed ends that at once. Up: write the StatefulSet
+//! and the Service, which invalidates any older write still under way → open the
+//! gate. Routes answer only while the gate is open.
 #![expect(clippy::disallowed_methods, reason = "shell: decisions are dated, quiet is measured")]
 
 use std::time::Duration;
@@ -97,7 +98,7 @@ impl Controller {
         // another replica, changes its resourceVersion, and our write fails.
         let mut live = get().await?;
         let epoch = self.epoch(key);
-        let asked = if forced { Asked::Quiet } else { self.ask_until_quiet(valid, closing).await };
+        let asked = if forced { Asked::Quiet } else { self.ask_until_quiet(valid, closing, epoch).await? };
         match asked {
             Asked::Quiet => {}
             Asked::Wanted => {
@@ -126,23 +127,27 @@ impl Controller {
         Scaled::kept(LOOK_AGAIN)
     }
 
-    /// Asks until the daemon has been quiet for [`QUIET`], or something else is
-    /// the case. A build that is registered meanwhile is not kept waiting.
-    async fn ask_until_quiet(&self, valid: &Valid<'_>, closing: Closing) -> Asked {
+    /// Keeps new clients away, and asks until the daemon has been quiet for
+    /// [`QUIET`] since, or something else is the case. A build that is registered
+    /// meanwhile is not kept waiting.
+    async fn ask_until_quiet(&self, valid: &Valid<'_>, closing: Closing, epoch: i64) -> Result<Asked, ReconcileError> {
         let asking = async {
+            if !self.shut(&valid.key, epoch).await? {
+                return Ok(Asked::Busy(Busy::Reachable));
+            }
             let began = Instant::now();
             loop {
                 let begun = Instant::now();
                 match self.truth.look(&valid.key, self.settings.max_build).await {
-                    Verdict::Busy(why) => return Asked::Busy(why),
-                    Verdict::Quiet if begun.duration_since(began) >= QUIET => return Asked::Quiet,
+                    Verdict::Busy(why) => return Ok(Asked::Busy(why)),
+                    Verdict::Quiet if begun.duration_since(began) >= QUIET => return Ok(Asked::Quiet),
                     Verdict::Quiet => sleep(PAUSE).await,
                 }
             }
         };
         tokio::select! {
             biased;
-            () = self.until_wanted(valid, closing) => Asked::Wanted,
+            () = self.until_wanted(valid, closing) => Ok(Asked::Wanted),
             asked = asking => asked,
         }
     }
@@ -193,7 +198,12 @@ impl Controller {
 
     /// Undoes the closing of the gate. The daemon is as it was.
     async fn reopen(&self, valid: &Valid<'_>, live: &StatefulSet, desired: &StatefulSet) -> Result<(), ReconcileError> {
-        self.bump(valid, live, desired).await?;
+        let epoch = self.epoch(valid.key.as_str()) + 1;
+        tokio::try_join!(self.bump(valid, live, desired), self.open(&valid.key, epoch))?;
+        let stays = live.status.as_ref().is_some_and(|status| status.ready_replicas.unwrap_or(0) > 0);
+        if stays && live.spec.as_ref().and_then(|spec| spec.replicas) != Some(0) {
+            self.until_reachable(&valid.key).await?;
+        }
         self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
         Ok(())
     }

@@ -72,7 +72,7 @@ pub(super) fn container(image: &str, confinement: Confinement<'_>, drain_seconds
         }),
         volume_mounts: Some(vec![
             mount("run", RUNTIME_DIR, false),
-            mount("cache", confinement.data_dir(), true),
+            mount("cache", confinement.data_dir(), false),
             mount(VOLUMES[0], CONTROL_DIR, false),
             mount(VOLUMES[1], BIN_DIR, false),
         ]),

@@ -45,6 +45,8 @@ impl Api {
 
     pub(super) fn serve(self, farm: Arc<Farm>, registry: &mut Registry, tasks: &TaskTracker, shutdown: &Shutdown) {
         let timeouts = Timeouts::new(self.config.route_wait);
+        self.config.auth.register_metrics(registry);
+        tasks.spawn(self.config.auth.clone().keep_fresh(shutdown.closing.clone()));
         let router = Router::new(self.config, farm, router::Metrics::register(registry));
         let closing = shutdown.closing.clone();
         if let Some((listener, certificate)) = self.tls {

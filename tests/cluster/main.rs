@@ -6,6 +6,7 @@
 mod farm;
 mod harness;
 mod harness_checks;
+mod identities;
 mod installer;
 mod lifecycle;
 mod projects;
@@ -21,6 +22,9 @@ mod shared {
 
 #[path = "../vectors/differences.rs"]
 mod differences;
+
+#[path = "../vectors/issuer.rs"]
+mod issuer;
 
 #[path = "../vectors/replay.rs"]
 mod replay;
@@ -86,6 +90,9 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::an_entry_that_nobody_uses_expires_early),
         test!(wake::a_dial_wakes_what_was_routed_lately),
         test!(wake::a_dial_ends_a_scale_down_at_once),
+        test!(identities::two_pull_requests_of_one_repository_get_two_daemons).limit(Duration::from_secs(150)),
+        test!(identities::a_job_ends_its_own_builds_on_every_replica),
+        test!(identities::a_rotated_token_is_accepted_without_a_restart),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

@@ -2,10 +2,14 @@
 //! watch of Services and EndpointSlices) and many readers.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::{PoisonError, RwLock};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The routing API's entry: no daemon has such a name.
+pub const API: &str = "api";
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,17 +26,23 @@ pub struct Backend {
 pub struct Directory {
     backends: RwLock<HashMap<String, Backend>>,
     changed: watch::Sender<u64>,
+    /// For every address with streams: cancelled when its pod has gone.
+    lives: Mutex<HashMap<String, HashMap<SocketAddr, CancellationToken>>>,
 }
 
 impl Default for Directory {
     fn default() -> Self {
-        Self { backends: RwLock::default(), changed: watch::Sender::new(0) }
+        Self { backends: RwLock::default(), changed: watch::Sender::new(0), lives: Mutex::default() }
     }
 }
 
 impl Directory {
     /// Sets or removes one daemon, and wakes those who wait for a change.
     pub fn set(&self, daemon: &str, backend: Option<Backend>) {
+        if backend.is_none() {
+            // Its pod may still finish a build: nothing is known of it any more.
+            self.lives.lock().unwrap_or_else(PoisonError::into_inner).remove(daemon);
+        }
         let changed = {
             let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
             match backend {
@@ -43,6 +53,26 @@ impl Directory {
         if changed {
             self.changed.send_modify(|generation| *generation += 1);
         }
+    }
+
+    /// Says that the pod at an address of a daemon has gone, with everything that
+    /// was connected to it: no reset will come from there.
+    pub fn lose(&self, daemon: &str, ip: IpAddr) {
+        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(addresses) = lives.get_mut(daemon) else { return };
+        for (_, life) in addresses.extract_if(|address, _| address.ip() == ip) {
+            life.cancel();
+        }
+        if addresses.is_empty() {
+            lives.remove(daemon);
+        }
+    }
+
+    /// Cancelled once the pod at an address of a daemon has gone, or with `all`.
+    pub(super) fn life(&self, daemon: &str, address: SocketAddr, all: &CancellationToken) -> CancellationToken {
+        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let addresses = lives.entry(daemon.to_owned()).or_default();
+        addresses.entry(address).or_insert_with(|| all.child_token()).clone()
     }
 
     /// What is known of one daemon.

@@ -14,6 +14,7 @@ mod projects;
 mod routes;
 mod truth;
 mod view;
+mod wake;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -91,6 +92,8 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::a_route_ends_the_asking_at_once),
         test!(truth::nobody_is_let_in_while_the_gate_is_closed),
         test!(truth::an_entry_that_nobody_uses_expires_early),
+        test!(wake::a_dial_wakes_what_was_routed_lately),
+        test!(wake::a_dial_ends_a_scale_down_at_once),
         test!(identities::two_pull_requests_of_one_repository_get_two_daemons).limit(Duration::from_secs(150)),
         test!(identities::a_job_ends_its_own_builds_on_every_replica),
         test!(identities::a_rotated_token_is_accepted_without_a_restart),

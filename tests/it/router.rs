@@ -112,7 +112,7 @@ impl Server {
         let router = Router::new(config, memory.clone(), Metrics::default());
         let shutdown = CancellationToken::new();
         tokio::spawn(auth.keep_fresh(shutdown.clone()));
-        let done = tokio::spawn(run(listener, router, timeouts, shutdown.clone()));
+        let done = tokio::spawn(run(listener, router, timeouts, None, shutdown.clone()));
         Self { address, shutdown, done }
     }
 

@@ -35,10 +35,10 @@ pub(crate) struct Installation<'a> {
     pub(crate) node: &'a Node,
     /// `http://address:port` of the routing API.
     api: String,
-    token: String,
-    gateway: IpAddr,
+    pub(crate) token: String,
+    pub(crate) gateway: IpAddr,
     /// `ca.pem`, `cert.pem`, `key.pem`.
-    certificates: PathBuf,
+    pub(crate) certificates: PathBuf,
     http: Client<HttpConnector, Full<Bytes>>,
     /// Of the example's base, in the local registry.
     base: String,

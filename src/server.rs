@@ -29,6 +29,7 @@ use crate::gateway::{self, args::GatewayArgs};
 use crate::names::{GROUP, OPERATOR_NAMESPACE};
 use crate::router::{self, RouteArgs, Router, Timeouts};
 use crate::runtime::admin::{self, Readiness};
+use crate::runtime::clock::Clock;
 use crate::runtime::internal::{self, InternalToken};
 use crate::runtime::lease;
 use crate::runtime::listen::ListenAddress;
@@ -268,6 +269,7 @@ fn elect(
             namespace: args.pod_namespace.clone(),
             name: format!("{LEASE}.{GROUP}"),
             identity: format!("{host}_{}", hex::encode(random)),
+            clock: Clock::default(),
         };
         tasks.spawn(lease::run(client.clone(), config, sender, shutdown.leaving.clone()));
     }

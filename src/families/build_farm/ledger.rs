@@ -35,8 +35,11 @@ pub enum Operation {
     Report(Box<Report>),
     /// The daemon is about to be taken down.
     CloseGate(Closing),
-    /// The daemon may be used again.
-    OpenGate,
+    /// The daemon may be used again, if this closing of its gate is the last.
+    OpenGate {
+        /// The epoch under which it was closed.
+        epoch: i64,
+    },
 }
 
 /// Why a gate is closed, hence what must hold for it.
@@ -104,7 +107,11 @@ pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Setti
             Outcome::Done
         }
         Operation::CloseGate(closing) => close(project, *closing, settings, now),
-        Operation::OpenGate => set_gate(&mut status(project).gate, false),
+        Operation::OpenGate { epoch } => match &mut status(project).gate {
+            // Whoever was held up for long may find it closed anew.
+            gate if gate.epoch == *epoch => set_gate(gate, false),
+            _ => Outcome::Nothing,
+        },
     };
     let status = status(project);
     status.inflight_builds = i32::try_from(status.inflight.len()).unwrap_or(i32::MAX);
@@ -258,8 +265,12 @@ mod tests {
         apply(&mut p, &Operation::End { id: None }, &settings, at(5000));
         assert_eq!(apply(&mut p, &close, &settings, at(5000)), Outcome::Done);
         assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 1 });
-        assert_eq!(apply(&mut p, &Operation::OpenGate, &settings, at(5001)), Outcome::Done);
+        let open = Operation::OpenGate { epoch: 1 };
+        assert_eq!(apply(&mut p, &open, &settings, at(5001)), Outcome::Done);
         assert_eq!(p.status_or_default().gate, Gate { closed: false, epoch: 2 });
+        assert_eq!(apply(&mut p, &close, &settings, at(9000)), Outcome::Done);
+        assert_eq!(apply(&mut p, &open, &settings, at(9001)), Outcome::Nothing, "decided under an older epoch");
+        assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 3 });
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::scheduling::Scheduling;
+use crate::runtime::clock::Clock;
 
 /// Settings of the controller and of the projects that it makes.
 #[derive(Clone, Debug)]
@@ -45,6 +46,8 @@ pub struct Settings {
     pub gateway: Option<(String, u16)>,
     /// Builds that may be in flight at once on one project.
     pub max_inflight: usize,
+    /// The clock by which decisions are dated.
+    pub clock: Clock,
 }
 
 impl Default for Settings {
@@ -69,6 +72,7 @@ impl Default for Settings {
             unused_entry: Some(Duration::from_secs(600)),
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,
+            clock: Clock::default(),
         }
     }
 }

@@ -6,6 +6,7 @@
 mod farm;
 mod harness;
 mod harness_checks;
+mod honesty;
 mod identities;
 mod installer;
 mod lifecycle;
@@ -13,6 +14,10 @@ mod projects;
 mod routes;
 mod truth;
 mod wire;
+
+#[path = "../simulation/model.rs"]
+#[allow(dead_code, reason = "watches are the simulation's")]
+mod model;
 
 /// Where the benchmark, which shares some of these files, has the harness.
 mod shared {
@@ -70,6 +75,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(routes::a_follower_takes_over),
         test!(routes::the_controller_owns_what_it_makes),
         test!(routes::an_outage_of_the_api_server_is_waited_out_or_said).serial(),
+        test!(honesty::the_model_answers_as_the_api_server_does).limit(Duration::from_secs(600)),
         test!(projects::what_cannot_take_effect_is_refused_with_its_reason),
         test!(projects::daemons_of_every_profile_are_accepted),
         test!(lifecycle::an_eviction_is_refused_during_a_build_and_granted_after),

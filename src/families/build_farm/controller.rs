@@ -408,7 +408,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Tells of containers that ended and were started again.
+    /// Tells of containers that ended and were started again, and of a cache that was lost.
     fn tell_ends(&self, valid: &Valid<'_>) {
         let ends = self.view.pod(&valid.key).map(|pod| health::ends(&pod)).unwrap_or_default();
         for end in self.memory().news(valid.key.as_str(), ends, self.begun) {
@@ -416,6 +416,10 @@ impl Controller {
                 self.metrics.oom_kills.inc();
             }
             self.notifier.tell(valid.project, Moment::Ended(end));
+        }
+        let lost = self.figures.of(valid.key.as_str()).and_then(|told| told.cache_reset);
+        if lost.is_some_and(|at| self.memory().is_new_loss(valid.key.as_str(), at, self.begun)) {
+            self.notifier.tell(valid.project, Moment::CacheLost);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The command line: parse, dispatch, exit code. One file per verb.
 
+mod access;
 pub mod build;
 pub mod bundle;
 pub mod certs;

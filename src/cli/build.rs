@@ -1,8 +1,11 @@
 //! `bko-install build`.
 
 mod args;
+mod check;
 mod fail;
+mod origin;
 mod plan;
+mod secrets;
 
 pub use args::BuildArgs;
 
@@ -21,10 +24,12 @@ pub fn run(args: BuildArgs, global: &Global) -> ExitCode {
 }
 
 async fn build(args: BuildArgs, global: &Global) -> Result<u8, Failure> {
+    let narrator = Narrator::new(global.quiet);
     if args.dry_run {
-        report::print(&plan::rehearsal(&args, global).await?)?;
+        report::print(&plan::rehearsal(&args, global, &narrator).await?)?;
         return Ok(0);
     }
-    let build = plan::plan(&args, global).await?;
-    client::run(build, &Narrator::new(global.quiet)).await.map_err(fail::failure)
+    let build = plan::plan(&args, global, &narrator).await?;
+    let shown = build.api.token.shown();
+    client::run(build, &narrator).await.map_err(|error| fail::failure(error, shown))
 }

@@ -6,12 +6,13 @@ mod buildx;
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use super::Paths;
 use super::api::Cache;
 use super::dial::Endpoint;
+use crate::printable::line;
 
 pub use buildctl::Unsupported;
 
@@ -90,24 +91,10 @@ pub enum Wanted {
     Buildctl,
 }
 
-/// Why there is no builder.
+/// Why there is no builder: what was tried, and what came of it.
 #[derive(Debug, thiserror::Error)]
-pub enum FindError {
-    /// Nothing on the path works.
-    #[error("no builder on the PATH: neither {tried} can be run")]
-    Missing {
-        /// What was looked for.
-        tried: &'static str,
-    },
-    /// It is there, but cannot be run.
-    #[error("cannot run \"{program}\"")]
-    Run {
-        /// Which.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
-}
+#[error("no builder works: {}", .0.join("; "))]
+pub struct FindError(Vec<String>);
 
 /// One command line.
 pub type Command = Vec<OsString>;
@@ -181,6 +168,18 @@ fn forgive(cache_to: &mut String) {
     }
 }
 
+/// As Docker tells URLs from folders.
+pub fn is_remote(context: &str) -> bool {
+    // `user@host:path`, and no folder of that name.
+    let ssh = context.split_once(':').is_some_and(|(host, _)| host.contains('@') && !host.contains('/'));
+    ssh || ["https://", "http://", "git://", "ssh://", "github.com/"].iter().any(|start| context.starts_with(start))
+}
+
+/// A secret whose value is in a file.
+pub fn secret_file(id: &str, path: &Path) -> String {
+    format!("id={id},{}", csv(&format!("src={}", path.display())))
+}
+
 /// One field of a list that the builders split at commas.
 pub(super) fn csv(field: &str) -> String {
     if field.contains([',', '"', '\n']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.to_owned() }
@@ -189,35 +188,40 @@ pub(super) fn csv(field: &str) -> String {
 /// The builder that is wanted, if it can be run.
 ///
 /// # Errors
-/// Names what was looked for.
+/// Names what was tried.
 pub async fn find(wanted: Wanted) -> Result<Builder, FindError> {
-    let buildx = [vec!["docker", "buildx"], vec!["buildx"]];
-    if wanted != Wanted::Buildctl {
-        for program in buildx {
-            if runs(&[&program[..], &["version"]].concat()).await? {
-                return Ok(Builder::Buildx(program.into_iter().map(Into::into).collect()));
-            }
+    let buildx: &[&[&str]] = &[&["docker", "buildx"], &["buildx"]];
+    let programs = if wanted == Wanted::Buildctl { &[] } else { buildx };
+    let mut tried = Vec::new();
+    for program in programs {
+        match runs(program, "version").await {
+            Ok(()) => return Ok(Builder::Buildx(words(program))),
+            Err(why) => tried.push(why),
         }
     }
-    if wanted != Wanted::Buildx && runs(&["buildctl", "--version"]).await? {
-        return Ok(Builder::Buildctl("buildctl".into()));
+    if wanted != Wanted::Buildx {
+        match runs(&["buildctl"], "--version").await {
+            Ok(()) => return Ok(Builder::Buildctl("buildctl".into())),
+            Err(why) => tried.push(why),
+        }
     }
-    let tried = match wanted {
-        Wanted::Auto => "`docker buildx`, nor `buildx`, nor `buildctl`",
-        Wanted::Buildx => "`docker buildx`, nor `buildx`",
-        Wanted::Buildctl => "`buildctl`, nor anything that replaces it,",
-    };
-    Err(FindError::Missing { tried })
+    Err(FindError(tried))
 }
 
-async fn runs(words: &[&str]) -> Result<bool, FindError> {
-    let [program, arguments @ ..] = words else { return Ok(false) };
-    let mut command = tokio::process::Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    match command.status().await {
-        Ok(status) => Ok(status.success()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(FindError::Run { program: (*program).to_owned(), source }),
+async fn runs(program: &[&str], version: &str) -> Result<(), String> {
+    let shown = format!("`{}`", program.join(" "));
+    let [name, arguments @ ..] = program else { return Err(shown) };
+    let mut command = tokio::process::Command::new(name);
+    command.args(arguments).arg(version).stdin(Stdio::null()).kill_on_drop(true);
+    match command.output().await {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().find(|line| !line.trim().is_empty()).unwrap_or("without a word");
+            Err(format!("{shown} fails ({}): {}", output.status, line(said, 200)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("{shown} is not on the PATH")),
+        Err(error) => Err(format!("{shown} cannot be run: {error}")),
     }
 }
 
@@ -337,6 +341,41 @@ mod tests {
         assert_eq!(name(&amd64, &paths()), name(&amd64, &paths()));
         assert_ne!(name(&amd64, &paths()), name(&arm64, &paths()));
         assert_ne!(name(&amd64, &paths()), name(&amd64, &other));
+    }
+
+    #[test]
+    fn buildctl_drops_no_name_and_understands_what_buildx_does() {
+        let tags = || vec!["r.example.org/a:1".to_owned(), "r.example.org/a:2".to_owned()];
+        let export = |outputs: &[&str], push| {
+            let outputs = outputs.iter().map(|output| (*output).to_owned()).collect();
+            let spec = Spec { context: ".".into(), tags: tags(), outputs, push, ..Spec::default() };
+            let text = printed(&Builder::Buildctl("buildctl".into()), &spec, &[node("amd64")], true);
+            text.split(" --output ")
+                .skip(1)
+                .map(|part| part.split(" --").next().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let name = r#""name=r.example.org/a:1,r.example.org/a:2""#;
+        for (outputs, push, want) in [
+            (&["type=oci,dest=x"][..], false, vec![format!("'type=oci,dest=x,{name}'")]),
+            (&["type=image,name=b"], false, vec!["type=image,name=b".to_owned()]),
+            (&["type=local,dest=x"], false, vec!["type=local,dest=x".to_owned()]),
+            (&["type=registry"], false, vec![format!("'type=image,push=true,{name}'")]),
+            (&["out"], true, vec![format!("'type=image,{name},push=true'"), "type=local,dest=out".to_owned()]),
+            (&["-"], false, vec!["type=tar,dest=-".to_owned()]),
+        ] {
+            assert_eq!(export(outputs, push), want, "{outputs:?}");
+        }
+    }
+
+    #[test]
+    fn urls_are_told_from_folders() {
+        for url in ["https://h/x.git", "git@h:x", "alice@h:x/y#main", "ssh://h/x", "github.com/acme/shop"] {
+            assert!(is_remote(url), "{url}");
+        }
+        for folder in [".", "a@b", "./a@b:c", "a:b", "-", "github.com"] {
+            assert!(!is_remote(folder), "{folder}");
+        }
     }
 
     #[test]

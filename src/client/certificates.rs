@@ -164,6 +164,16 @@ impl Certificates {
     }
 }
 
+/// The authority in a folder, which needs no more than that.
+///
+/// # Errors
+/// Says what is missing.
+pub fn authority(folder: &Path) -> Result<Vec<u8>, CertificatesError> {
+    let found = NAMES.map(|[ca, ..]| folder.join(ca)).into_iter().find(|path| path.is_file());
+    let path = found.ok_or_else(|| CertificatesError::Incomplete { folder: folder.to_owned() })?;
+    std::fs::read(&path).map_err(|source| CertificatesError::Read { path, source })
+}
+
 /// The files of a folder, by either way to name them.
 fn paths(folder: &Path) -> Result<Paths, CertificatesError> {
     let whole =

@@ -1,0 +1,133 @@
+//! What can be known of a build before a daemon is woken for it.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow};
+
+use super::args::BuildArgs;
+use crate::cli::exit::{Code, Failure};
+use crate::client::builder::{Spec, is_remote};
+
+/// Refuses what cannot work, and returns what to warn of.
+pub(super) fn check(args: &BuildArgs, spec: &Spec) -> Result<Vec<String>, Failure> {
+    if !is_remote(&spec.context) && spec.context != "-" {
+        sources(spec)?;
+    }
+    spec.tags.iter().try_for_each(|tag| named(tag))?;
+    for (flag, path) in [("--metadata-file", &spec.metadata_file), ("--digest-file", &args.image.digest_file)] {
+        if let Some(path) = path {
+            writable(path)
+                .map_err(|error| Failure::new(Code::Usage, error.context(format!("{flag} cannot be written"))))?;
+        }
+    }
+    exports(args, spec)
+}
+
+fn usage(error: anyhow::Error, hint: &str) -> Failure {
+    Failure::new(Code::Usage, error).hint(hint)
+}
+
+fn sources(spec: &Spec) -> Result<(), Failure> {
+    let folder = Path::new(&spec.context);
+    if !folder.is_dir() {
+        let error = anyhow!("there is no folder \"{}\" to build", folder.display());
+        return Err(usage(
+            error,
+            "CONTEXT is a folder, the URL of a repository or an archive, or - for standard input",
+        ));
+    }
+    let missing = |path: &Path| anyhow!("there is no Dockerfile \"{}\"", path.display());
+    match &spec.file {
+        None if gives(&spec.extra, "f", "file") => Ok(()),
+        None if ["Dockerfile", "dockerfile"].iter().any(|name| folder.join(name).is_file()) => Ok(()),
+        None => Err(usage(missing(&folder.join("Dockerfile")), "name another with --file")),
+        Some(file) if file.is_file() || file == Path::new("-") || is_remote(&file.to_string_lossy()) => Ok(()),
+        Some(file) if folder.join(file).is_file() => {
+            let hint =
+                format!("--file counts from here and not from the context: --file {}", folder.join(file).display());
+            Err(usage(missing(file), &hint))
+        }
+        Some(file) => Err(usage(missing(file), "--file counts from here and not from the context")),
+    }
+}
+
+/// Whether the builder's own arguments hold this one.
+fn gives(extra: &[OsString], short: &str, long: &str) -> bool {
+    extra.iter().any(|word| {
+        let word = word.to_string_lossy();
+        let whole = word.strip_prefix("--").is_some_and(|rest| rest.split('=').next() == Some(long));
+        whole || word.strip_prefix('-').is_some_and(|rest| !rest.starts_with('-') && rest.starts_with(short))
+    })
+}
+
+/// Mistakes that builders find only once they are connected.
+fn named(tag: &str) -> Result<(), Failure> {
+    let repository = tag.split('@').next().unwrap_or_default();
+    let path = repository.split_once('/').map_or(repository, |(_, path)| path);
+    let path = path.split(':').next().unwrap_or_default();
+    let odd = tag.is_empty() || tag.contains("://") || tag.chars().any(|c| c.is_whitespace() || c.is_control());
+    if !odd && !path.is_empty() && !path.chars().any(|c| c.is_ascii_uppercase()) {
+        return Ok(());
+    }
+    let error = anyhow!("--tag \"{tag}\" is no name of an image");
+    Err(usage(error, "want registry.example.org/shop:1, in lower case, without https:// before it"))
+}
+
+/// Leaves what is there as it is.
+fn writable(path: &Path) -> anyhow::Result<()> {
+    if path.is_dir() {
+        return Err(anyhow!("\"{}\" is a folder", path.display()));
+    }
+    // Not a pipe: opening one waits for its reader.
+    if path.is_file() {
+        let file = OpenOptions::new().append(true).open(path);
+        return file.map(drop).with_context(|| format!("cannot write \"{}\"", path.display()));
+    }
+    if path.exists() {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.map_or_else(|| PathBuf::from("."), Path::to_owned);
+    tempfile::tempfile_in(&folder).map(drop).with_context(|| format!("cannot write to folder \"{}\"", folder.display()))
+}
+
+fn exports(args: &BuildArgs, spec: &Spec) -> Result<Vec<String>, Failure> {
+    let further = || {
+        let flags = [("\0", "push"), ("\0", "load"), ("o", "output")];
+        flags.iter().any(|(short, long)| gives(&spec.extra, short, long))
+    };
+    if spec.push || spec.load || !spec.outputs.is_empty() || further() {
+        return Ok(Vec::new());
+    }
+    if args.image.digest_file.is_some() {
+        let error = anyhow!("--digest-file without --push, --load or --output: what is not exported has no digest");
+        return Err(usage(error, "add --push, or --output type=image"));
+    }
+    let tagged = !spec.tags.is_empty();
+    let warning = "nothing is exported, and --tag names nothing: add --push, --load or --output";
+    Ok(tagged.then(|| warning.to_owned()).into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_images_are_told_from_mistakes() {
+        for tag in ["shop", "shop:1", "localhost:5000/a/b:V1", "r.example.org/a@sha256:ab", "LOCALHOST:1/a"] {
+            assert!(named(tag).is_ok(), "{tag}");
+        }
+        for tag in ["", "https://r.example.org/a", "r.example.org/Shop:1", "a b", "a\n", "r.example.org/", ":1"] {
+            assert!(named(tag).is_err(), "{tag}");
+        }
+    }
+
+    #[test]
+    fn the_builder_s_own_arguments_are_read() {
+        let extra = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert!(gives(&extra(&["--output=x"]), "o", "output") && gives(&extra(&["-o", "x"]), "o", "output"));
+        assert!(!gives(&extra(&["--outputs", "--o"]), "o", "output"));
+    }
+}

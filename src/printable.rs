@@ -9,8 +9,7 @@ pub fn printable(text: &str) -> String {
 
 /// The same as one line of at most so many characters.
 pub fn line(text: &str, most: usize) -> String {
-    let words: Vec<_> = text.split_whitespace().collect();
-    printable(&words.join(" ")).chars().take(most).collect()
+    printable(text.trim()).chars().map(|c| if c.is_whitespace() { ' ' } else { c }).take(most).collect()
 }
 
 /// JSON that says the same without a character that a terminal obeys.

@@ -144,14 +144,14 @@ async fn follow(args: &PsArgs, source: &Source) -> Result<(), Failure> {
         match shown(args, source).await {
             Ok(projects) => {
                 let now = Timestamp::now();
-                let lines = match args.format {
+                let lines: Vec<String> = match args.format {
                     Format::Table => {
                         changes.lines(projects, now).iter().map(|line| printable::line(line, 1000)).collect()
                     }
                     Format::Json => changes.documents(projects)?.iter().map(|line| printable::json(line)).collect(),
                 };
                 let mut out = report::stdout();
-                lines.iter().try_for_each(|line: &String| writeln!(out, "{line}"))?;
+                lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
                 out.flush()?;
                 failing = false;
             }

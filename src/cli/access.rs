@@ -3,7 +3,7 @@
 
 use std::error::Error as _;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::Args;
@@ -153,6 +153,11 @@ impl ApiArgs {
 
 fn token(variable: &str, given: Option<&String>) -> Result<Option<Token>, Failure> {
     let token = given.and_then(|text| Token::new(text));
+    // As some CI systems hand over variables of type file.
+    if given.is_some_and(|text| text.trim().starts_with('/') && Path::new(text.trim()).is_file()) {
+        let error = anyhow!("{variable} is the path of a file, and not what is in it");
+        return Err(Failure::new(Code::Usage, error).hint("make it a variable that holds the token itself"));
+    }
     if token.as_ref().is_none_or(Token::is_well_formed) {
         return Ok(token);
     }
@@ -209,6 +214,9 @@ pub(super) fn hint(error: &ApiError, shown: Shown) -> Option<String> {
 fn unauthorized(text: &str, shown: Shown) -> &'static str {
     let says = |words: &str| text.contains(words);
     match shown {
+        _ if says("malformed token") || says("the token's claim") => {
+            "what BUILDKIT_OPERATOR_TOKEN or BUILDKIT_OPERATOR_ID_TOKEN holds is no identity as docs/identity.md wants it"
+        }
         _ if says("expired") => {
             "an identity lives for minutes: let the job that builds ask for its own, and not hand it on"
         }
@@ -223,9 +231,6 @@ fn unauthorized(text: &str, shown: Shown) -> &'static str {
             "forged, or the CI system's keys have just changed: try again in a minute"
         }
         _ if says("not valid yet") => "the clocks of the CI system and of the farm differ",
-        _ if says("malformed token") || says("the token's claim") => {
-            "what BUILDKIT_OPERATOR_TOKEN or BUILDKIT_OPERATOR_ID_TOKEN holds is no identity as docs/identity.md wants it"
-        }
         Shown::Nothing => {
             "set BUILDKIT_OPERATOR_TOKEN (`bko-install credentials`), or let the job have an identity (GitHub: \
              `permissions: id-token: write`; Forgejo: `enable-openid-connect: true`; GitLab: `id_tokens`). A pull \

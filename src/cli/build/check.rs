@@ -1,5 +1,7 @@
 //! What can be known of a build before a daemon is woken for it.
 
+#![expect(clippy::disallowed_methods, reason = "looks for an SSH agent, as builders do")]
+
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ pub(super) fn check(args: &BuildArgs, spec: &Spec) -> Result<Vec<String>, Failur
         sources(spec)?;
     }
     spec.tags.iter().try_for_each(|tag| named(tag))?;
+    spec.ssh.iter().try_for_each(|ssh| reachable(ssh))?;
     for (flag, path) in [("--metadata-file", &spec.metadata_file), ("--digest-file", &args.image.digest_file)] {
         if let Some(path) = path {
             writable(path)
@@ -66,13 +69,30 @@ fn gives(extra: &[OsString], short: &str, long: &str) -> bool {
 fn named(tag: &str) -> Result<(), Failure> {
     let repository = tag.split('@').next().unwrap_or_default();
     let path = repository.split_once('/').map_or(repository, |(_, path)| path);
+    let colons = path.matches(':').count();
     let path = path.split(':').next().unwrap_or_default();
-    let odd = tag.is_empty() || tag.contains("://") || tag.chars().any(|c| c.is_whitespace() || c.is_control());
+    let odd =
+        colons > 1 || tag.is_empty() || tag.contains("://") || tag.chars().any(|c| c.is_whitespace() || c.is_control());
     if !odd && !path.is_empty() && !path.chars().any(|c| c.is_ascii_uppercase()) {
         return Ok(());
     }
     let error = anyhow!("--tag \"{tag}\" is no name of an image");
     Err(usage(error, "want registry.example.org/shop:1, in lower case, without https:// before it"))
+}
+
+/// An agent, or the files of keys.
+fn reachable(ssh: &str) -> Result<(), Failure> {
+    let error = match ssh.split_once('=') {
+        None if std::env::var_os("SSH_AUTH_SOCK").is_none_or(|socket| socket.is_empty()) => {
+            anyhow!("--ssh \"{ssh}\" without an SSH agent: SSH_AUTH_SOCK is not set")
+        }
+        Some((_, paths)) => match paths.split(',').find(|path| !Path::new(path).exists()) {
+            Some(path) => anyhow!("--ssh \"{ssh}\": there is no \"{path}\""),
+            None => return Ok(()),
+        },
+        None => return Ok(()),
+    };
+    Err(usage(error, "want default with an agent (ssh-agent, ssh-add), or NAME=KEY with the file of a key"))
 }
 
 /// Leaves what is there as it is.
@@ -98,12 +118,17 @@ fn exports(args: &BuildArgs, spec: &Spec) -> Result<Vec<String>, Failure> {
         let flags = [("\0", "push"), ("\0", "load"), ("o", "output")];
         flags.iter().any(|(short, long)| gives(&spec.extra, short, long))
     };
-    if spec.push || spec.load || !spec.outputs.is_empty() || further() {
-        return Ok(Vec::new());
+    let image = |output: &String| {
+        ["image", "registry", "oci", "docker"].iter().any(|kind| output.contains(&format!("type={kind}")))
+    };
+    let further = further();
+    let digested = spec.push || spec.load || further || spec.outputs.iter().any(image);
+    if args.image.digest_file.is_some() && !digested {
+        let error = anyhow!("--digest-file without --push, --load or --output type=image: nothing else has a digest");
+        return Err(usage(error, "add one of them"));
     }
-    if args.image.digest_file.is_some() {
-        let error = anyhow!("--digest-file without --push, --load or --output: what is not exported has no digest");
-        return Err(usage(error, "add --push, or --output type=image"));
+    if digested || !spec.outputs.is_empty() {
+        return Ok(Vec::new());
     }
     let tagged = !spec.tags.is_empty();
     let warning = "nothing is exported, and --tag names nothing: add --push, --load or --output";
@@ -119,7 +144,9 @@ mod tests {
         for tag in ["shop", "shop:1", "localhost:5000/a/b:V1", "r.example.org/a@sha256:ab", "LOCALHOST:1/a"] {
             assert!(named(tag).is_ok(), "{tag}");
         }
-        for tag in ["", "https://r.example.org/a", "r.example.org/Shop:1", "a b", "a\n", "r.example.org/", ":1"] {
+        for tag in
+            ["", "https://r.example.org/a", "r.example.org/Shop:1", "a b", "a\n", "r.example.org/", ":1", "a:b:c"]
+        {
             assert!(named(tag).is_err(), "{tag}");
         }
     }

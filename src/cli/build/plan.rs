@@ -61,7 +61,7 @@ pub(super) async fn plan(args: &BuildArgs, global: &Global, narrator: &Narrator)
 }
 
 /// The commands that would be run, for a shell; nobody is called. What is not
-/// known before stands in `<>`.
+/// known yet stands in `<>`.
 pub(super) async fn rehearsal(args: &BuildArgs, global: &Global, narrator: &Narrator) -> Result<String, Failure> {
     let access = &args.access;
     let certificates = certificates(access, &Private::new()?)?;

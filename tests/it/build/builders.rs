@@ -168,7 +168,7 @@ async fn the_digest_is_what_the_builder_says() {
     let digest = std::fs::read_to_string(farm.path("context/digest")).unwrap();
     let metadata = std::fs::read_to_string(farm.path("context/metadata.json")).unwrap();
     assert!(digest.starts_with("sha256:") && metadata.contains(digest.trim()), "{digest}\n{metadata}");
-    let printed = ends_with(1, farm.build(&["--digest-file", "digest", "--output", "out"])).await;
+    let printed = ends_with(1, farm.build(&["--digest-file", "digest", "--", "--output", "out"])).await;
     assert!(printed.contains("nothing was exported as an image"), "{printed}");
     farm.is_clean();
 }

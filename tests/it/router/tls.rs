@@ -73,7 +73,9 @@ async fn ps_trusts_the_authority_in_every_way_that_it_is_handed_over() {
         (&[(api_ca, ""), (ca, "")][..], 1, "the certificate of \"api.builds.example.test\" is not trusted"),
         (&[(api_ca, &other), (ca, &text)], 1, "--api-ca"),
         (&[(ca, "nonsense")], 2, "the CA is neither PEM"),
-        (&[(certs, "/no/such/folder")], 2, "holds no client certificate"),
+        (&[(certs, "/no/such/folder")], 2, "there is no folder \"/no/such/folder\""),
+        (&[(certs, "/proc")], 2, "holds no client certificate"),
+        (&[("BUILDKIT_OPERATOR_TOKEN", file)], 2, "BUILDKIT_OPERATOR_TOKEN is the path of a file"),
     ] {
         let (got, said) = ps(address.port(), variables).await;
         assert!(got == Some(code) && said.contains(part), "{variables:?}: {said}");

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::farm::{self, KEY, REPO, Server};
 use crate::harness::Cluster;
+use crate::harness::play::NODE;
 use crate::routes::{Farm, SOON, farm};
 
 const DAEMON: &str = "buildkitd-p41bd34a2227aca39";
@@ -230,7 +231,7 @@ pub(crate) async fn a_volume_that_another_node_holds_fails_the_route_until_it_is
     let controllers = async {
         play_status(&cluster, &farm, &json!({"phase": "Pending"})).await?;
         let node = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": POD},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": "node-2"}});
+            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE}});
         let bind = axum::http::Request::post(format!("/api/v1/namespaces/{}/pods/{POD}/binding", farm.namespace))
             .header("content-type", "application/json")
             .body(node.to_string().into_bytes())?;
@@ -249,7 +250,10 @@ pub(crate) async fn a_volume_that_another_node_holds_fails_the_route_until_it_is
     ensure!(answered.duration_since(seen) < TOLD, "{:?}", answered.duration_since(seen));
     let degraded = |p: &BuildProject| reason(p, "Degraded") == "WaitingForDetach";
     farm::until(&cluster, &farm.namespace, KEY, "waiting for the detach", degraded).await?;
+    // It is free: the pod starts, and what was answered before does not matter.
     farm.play.switch_on();
+    let warm = |p: &BuildProject| p.status_or_default().phase == Some(Phase::Warm);
+    farm::until(&cluster, &farm.namespace, KEY, "warm", warm).await?;
     server.route(REPO).await.map(|_| ())
 }
 

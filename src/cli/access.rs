@@ -191,13 +191,11 @@ pub(super) fn hint(error: &ApiError, shown: Shown) -> Option<String> {
             _ => return None,
         },
         ApiError::Http(error) => match (error.innermost(), error) {
-            (HttpError::NotTrusted { .. }, _) => {
-                "pass the CA of the routing API with --api-ca; `bko-install credentials` hands it over".into()
-            }
+            (HttpError::NotTrusted { why, .. }, _) => distrusted(why).into(),
             (HttpError::Proxy(status), _) if status.as_u16() == 407 => {
                 "the proxy's URL wants USER:PASSWORD@ before its host".into()
             }
-            (_, HttpError::Through { .. }) => {
+            (HttpError::UnknownProxy(_), _) | (_, HttpError::Through { .. }) => {
                 "is that the proxy to use? A host that is named in no_proxy is reached without one".into()
             }
             _ => "check BUILDKIT_OPERATOR_BUILDD_URL: `bko-install credentials` prints it".into(),
@@ -208,6 +206,17 @@ pub(super) fn hint(error: &ApiError, shown: Shown) -> Option<String> {
         ApiError::Token(error) => return error.source().map(|_| "is the CI system reachable from the job?".into()),
         ApiError::Foreign(_) => "use the address that answers by itself; redirections are not followed".into(),
     })
+}
+
+/// In the words of the TLS library.
+fn distrusted(why: &str) -> &'static str {
+    if why.contains("expired") {
+        "`bko-install cluster init` renews the farm's own certificates; is the clock of this machine right?"
+    } else if why.contains("not valid for") {
+        "use a name that the certificate has: `bko-install credentials` prints the address"
+    } else {
+        "pass the CA of the routing API with --api-ca; `bko-install credentials` hands it over"
+    }
 }
 
 /// In the server's words as `identity::Refused` has them.
@@ -273,6 +282,15 @@ mod tests {
             (Shown::FreshIdentity, "takes no identities"),
         ] {
             assert!(unauthorized("Unauthorized", shown).contains(want), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_has_the_hint_for_its_fault() {
+        use rustls::CertificateError::{Expired, NotValidForName, UnknownIssuer};
+        for (fault, want) in [(Expired, "cluster init"), (NotValidForName, "a name that"), (UnknownIssuer, "--api-ca")]
+        {
+            assert!(distrusted(&fault.to_string()).contains(want), "{fault}");
         }
     }
 

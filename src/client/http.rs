@@ -73,6 +73,9 @@ pub enum HttpError {
         /// Why.
         why: String,
     },
+    /// The environment names a proxy of another kind.
+    #[error("the proxy {0} of the environment cannot be used: want http://HOST:PORT")]
+    UnknownProxy(String),
     /// The proxy refuses.
     #[error("the proxy answers {0}")]
     Proxy(StatusCode),
@@ -313,7 +316,7 @@ pub(super) async fn dial(host: &str, port: u16, pinned: Option<IpAddr>) -> Resul
 fn proxy_address(proxy: &Intercept) -> Result<(String, u16), HttpError> {
     let uri = proxy.uri();
     let host = uri.host().filter(|_| uri.scheme_str() == Some("http"));
-    let host = host.ok_or_else(|| HttpError::Url(format!("the proxy {uri}")))?;
+    let host = host.ok_or_else(|| HttpError::UnknownProxy(uri.to_string()))?;
     Ok((host.to_owned(), uri.port_u16().unwrap_or(80)))
 }
 

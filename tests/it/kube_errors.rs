@@ -58,7 +58,7 @@ async fn run(args: &[&str], kubeconfig: &str) -> (Option<i32>, String) {
     command.args(args).args(["--kubeconfig", kubeconfig]).env_clear().env("PATH", "/usr/bin:/bin").kill_on_drop(true);
     let Output { status, stdout, stderr } =
         tokio::time::timeout(Duration::from_secs(30), command.output()).await.unwrap().unwrap();
-    assert!(stdout.is_empty());
+    assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
     (status.code(), String::from_utf8(stderr).unwrap())
 }
 

@@ -40,7 +40,10 @@ impl Source {
         if let Some(base) = args.access.base()? {
             return Ok(Self::Remote(Box::new(args.access.api(base)?)));
         }
-        let client = connect_as(INSTALLER_MANAGER, global).await?;
+        let client = connect_as(INSTALLER_MANAGER, global).await.map_err(|failure| {
+            let hint = failure.hint.clone().unwrap_or_default();
+            failure.hint(format!("{hint}; or set BUILDKIT_OPERATOR_BUILDD_URL, to ask the routing API"))
+        })?;
         let settings = Settings { namespace: args.namespace.clone(), ..Settings::default() };
         let api = Api::namespaced(client, &args.namespace);
         Ok(Self::Cluster(Box::new(Cluster { api, settings })))

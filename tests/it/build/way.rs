@@ -112,6 +112,12 @@ async fn a_proxy_that_was_used_is_named_and_its_password_is_not() {
         has(&printed, &[&format!("through the proxy {proxy}")]);
         assert!(!printed.contains("hunter2"), "{printed}");
     }
+    let mut command = farm.build(&[]);
+    command.env("BUILDKIT_OPERATOR_BUILDD_URL", "https://api.example.test").env("BUILDKIT_OPERATOR_GATEWAY_IP", "");
+    command.env("https_proxy", "socks5://user:hunter2@127.0.0.1:1");
+    let printed = ends_with(1, command).await;
+    has(&printed, &["the proxy socks5://127.0.0.1:1/ of the environment cannot be used", "no_proxy"]);
+    assert!(!printed.contains("hunter2"), "{printed}");
     farm.is_clean();
 }
 

@@ -210,9 +210,10 @@ pub(super) fn hint(error: &ApiError, shown: Shown) -> Option<String> {
 
 /// In the words of the TLS library.
 fn distrusted(why: &str) -> &'static str {
+    let why = why.to_lowercase();
     if why.contains("expired") {
         "`bko-install cluster init` renews the farm's own certificates; is the clock of this machine right?"
-    } else if why.contains("not valid for") {
+    } else if why.contains("not valid for") || why.contains("notvalidforname") {
         "use a name that the certificate has: `bko-install credentials` prints the address"
     } else {
         "pass the CA of the routing API with --api-ca; `bko-install credentials` hands it over"

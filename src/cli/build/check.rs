@@ -86,7 +86,8 @@ fn reachable(ssh: &str) -> Result<(), Failure> {
         None if std::env::var_os("SSH_AUTH_SOCK").is_none_or(|socket| socket.is_empty()) => {
             anyhow!("--ssh \"{ssh}\" without an SSH agent: SSH_AUTH_SOCK is not set")
         }
-        Some((_, paths)) => match paths.split(',').find(|path| !Path::new(path).exists()) {
+        // With `=` it is an option such as raw=true.
+        Some((_, paths)) => match paths.split(',').find(|path| !path.contains('=') && !Path::new(path).exists()) {
             Some(path) => anyhow!("--ssh \"{ssh}\": there is no \"{path}\""),
             None => return Ok(()),
         },
@@ -114,14 +115,11 @@ fn writable(path: &Path) -> anyhow::Result<()> {
 }
 
 fn exports(args: &BuildArgs, spec: &Spec) -> Result<Vec<String>, Failure> {
-    let further = || {
-        let flags = [("\0", "push"), ("\0", "load"), ("o", "output")];
-        flags.iter().any(|(short, long)| gives(&spec.extra, short, long))
-    };
+    let flags = [("\0", "push"), ("\0", "load"), ("o", "output")];
+    let further = flags.iter().any(|(short, long)| gives(&spec.extra, short, long));
     let image = |output: &String| {
         ["image", "registry", "oci", "docker"].iter().any(|kind| output.contains(&format!("type={kind}")))
     };
-    let further = further();
     let digested = spec.push || spec.load || further || spec.outputs.iter().any(image);
     if args.image.digest_file.is_some() && !digested {
         let error = anyhow!("--digest-file without --push, --load or --output type=image: nothing else has a digest");

@@ -219,3 +219,20 @@ async fn a_name_without_an_export_is_warned_of() {
     }
     farm.is_clean();
 }
+
+#[tokio::test]
+async fn no_help_shows_what_is_secret() {
+    for command in ["build", "ps", "key", "credentials"] {
+        let mut help = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        help.args([command, "--help"]).env_clear();
+        for name in ["BUILDD_URL", "REPO", "SECRETS", "TOKEN", "ADMIN_TOKEN", "ID_TOKEN", "CA", "CERT", "KEY", "API_CA"]
+        {
+            help.env(format!("BUILDKIT_OPERATOR_{name}"), "https://user:hunter2@h/x");
+        }
+        help.env("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "hunter2").env("ACTIONS_ID_TOKEN_REQUEST_URL", "https://hunter2@h");
+        let output = ends(help).await;
+        assert_eq!(output.status.code(), Some(0));
+        let shown = String::from_utf8_lossy(&output.stdout);
+        assert!(shown.len() > 500 && !shown.contains("hunter2"), "{shown}");
+    }
+}

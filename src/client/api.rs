@@ -21,7 +21,7 @@ pub struct BaseUrl(String);
 
 /// Not the address of an API.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("\"{0}\" is no address of a routing API: want http://HOST:PORT or https://HOST:PORT")]
+#[error("\"{0}\" is no address of a routing API: want http://HOST:PORT or https://HOST:PORT, without a password")]
 pub struct ParseBaseUrl(String);
 
 impl FromStr for BaseUrl {

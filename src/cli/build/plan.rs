@@ -81,7 +81,8 @@ pub(super) async fn rehearsal(args: &BuildArgs, global: &Global, narrator: &Narr
     };
     let gateway = access.api.gateway(access.gateway_port.flatten());
     let mut text =
-        "# What stands in <> is not known before, as is where the daemon is until /route has answered.\n".to_owned();
+        "# What stands in <> is not known yet, and where a daemon is, /route answers: this is where most are.\n"
+            .to_owned();
     let (mut nodes, mut ends) = (Vec::new(), String::new());
     for request in &requests {
         let repo = if request.repo.is_empty() { UNKNOWN } else { &request.repo };

@@ -50,6 +50,7 @@ pub async fn run(client: Client, config: Config, leading: watch::Sender<bool>, s
     let api = Api::<Lease>::namespaced(client, &config.namespace);
     while !shutdown.is_cancelled() {
         let (held, deadline) = tokio::select! {
+            biased;
             held = acquire(&api, &config) => held,
             () = shutdown.cancelled() => return,
         };
@@ -77,6 +78,7 @@ async fn acquire(api: &Api<Lease>, config: &Config) -> (Lease, Instant) {
     let mut expires = None;
     loop {
         let next = tokio::select! {
+            biased;
             next = changes.next() => next,
             () = sleep_until(expires.unwrap_or_else(Instant::now)), if expires.is_some() => {
                 tracing::info!("the lease has not been renewed, taking over");
@@ -154,8 +156,9 @@ async fn hold(
     let mut pause = RENEW;
     loop {
         tokio::select! {
-            () = sleep(pause) => {}
+            biased;
             () = shutdown.cancelled() => return lease,
+            () = sleep(pause) => {}
         }
         let begun = Instant::now();
         match timeout_at(deadline, take(api, config, Some(&lease))).await {

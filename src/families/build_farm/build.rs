@@ -66,6 +66,12 @@ pub fn stamp(set: &mut StatefulSet, epoch: i64) {
 /// In the selector of a Service whose daemon's gate is closed: no pod has it.
 pub const GATE: &str = "buildkit-operator.socialgouv.github.io/gate";
 
+/// Whether a Service selects nothing because its gate was closed.
+pub fn is_shut(service: &Service) -> bool {
+    let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    selector.is_some_and(|selector| selector.contains_key(GATE))
+}
+
 /// Label with the project key.
 pub const PROJECT_KEY: &str = "buildkit-operator.socialgouv.github.io/project-key";
 

@@ -5,6 +5,7 @@ mod endpoint;
 mod guard;
 mod memory;
 mod notify;
+mod report;
 mod roll;
 pub mod scale;
 
@@ -25,25 +26,19 @@ use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use super::api::{self, BuildProject};
-use super::build::config::BaseError;
+use super::api::BuildProject;
 use super::build::{self, Resources};
 use super::figures::Figures;
-use super::health::{self, DaemonState};
-use super::ledger::{Closing, Ended, Operation};
+use super::ledger::{Closing, Operation};
 use super::lifecycle::{self, Want};
 use super::metrics::Metrics;
-use super::moment::{self, Moment};
-use super::project;
-use super::provisioner::endpoint;
+use super::moment::Moment;
 use super::settings::Settings;
-use super::status::{Facts, Report};
 use super::truth::ask::Truth;
 use super::validate::{Invalid, Valid, validate};
 use super::view::View;
 use super::writer::{WriteError, Writer, describe};
 use crate::names::CONTROLLER_MANAGER;
-use crate::provisioner::project::CacheRoom;
 use memory::Memory;
 use notify::Notifier;
 use scale::Scaled;
@@ -139,8 +134,9 @@ impl Controller {
         }
         loop {
             tokio::select! {
-                lead = leading.wait_for(|leads| *leads) => if lead.is_err() { return },
+                biased;
                 () = shutdown.cancelled() => return,
+                lead = leading.wait_for(|leads| *leads) => if lead.is_err() { return },
             }
             let queue = UnboundedReceiverStream::new(self.view.reconcile_queue()).map(Ok::<_, Infallible>);
             let config = Config::default().concurrency(CONCURRENCY);
@@ -150,9 +146,10 @@ impl Controller {
             let mut lost = leading.clone();
             loop {
                 tokio::select! {
-                    result = results.next() => if result.is_none() { break },
-                    Ok(_) = lost.wait_for(|leads| !*leads) => break,
+                    biased;
                     () = shutdown.cancelled() => return,
+                    Ok(_) = lost.wait_for(|leads| !*leads) => break,
+                    result = results.next() => if result.is_none() { break },
                 }
             }
         }
@@ -227,7 +224,7 @@ impl Controller {
         self.apply_service(valid, service).await?;
         let now = self.settings.clock.now();
         let want = lifecycle::want(valid.project, &self.settings, now);
-        let Some(live) = self.view.stateful_set(&valid.key) else {
+        let Some(live) = self.view.stateful_set(&valid.key, &valid.project.metadata) else {
             let replicas = self.create_stateful_set(valid, stateful_set, want).await?;
             return Ok(Some(Scaled::to(replicas)));
         };
@@ -288,24 +285,6 @@ impl Controller {
         Ok(Scaled::to(1))
     }
 
-    async fn apply_service(&self, valid: &Valid<'_>, service: Service) -> Result<(), ReconcileError> {
-        let (key, name) = (&valid.key, valid.key.daemon());
-        let Some(live) = self.view.service(key) else {
-            let created = self.services.create(&post_params(), &service).await;
-            return exists(created).map_err(Self::error("create", format!("Service {name}")));
-        };
-        // Older installations gave each daemon a load balancer of its own.
-        if live.spec.as_ref().and_then(|s| s.type_.as_deref()) == Some("LoadBalancer") {
-            self.patch_service(&name, serde_json::json!({"spec": {"type": "ClusterIP"}})).await?;
-        }
-        // Whoever shut it was not told that the gate is open again, or died before it was opened.
-        let gate = valid.project.status_or_default().gate;
-        if endpoint::is_shut(&live) && !gate.closed && build::epoch(&*live) < gate.epoch {
-            self.open(key, gate.epoch).await?;
-        }
-        Ok(())
-    }
-
     async fn create_stateful_set(
         &self,
         valid: &Valid<'_>,
@@ -363,74 +342,6 @@ impl Controller {
                 Ok(true)
             }
         }
-    }
-
-    /// Writes the report and tells what is new in it. Returns when the daemon's
-    /// state changes by the passing of time alone.
-    async fn report(
-        &self,
-        valid: &Valid<'_>,
-        replicas: i32,
-        fault: Option<BaseError>,
-    ) -> Result<Option<Duration>, ReconcileError> {
-        let key = valid.key.as_str();
-        let daemon = self.view.daemon(&valid.key);
-        let roll_held = self.memory().holds(key);
-        let facts = Facts { replicas, daemon: &daemon, roll_held, base: fault.as_ref() };
-        let generation = valid.project.metadata.generation.unwrap_or(0);
-        let report = Report::new(facts, endpoint(&valid.key, &self.settings), generation);
-        let before = self.view.project(key).map(|p| p.status_or_default()).unwrap_or_default();
-        let moments = moment::told_by(&before, &report);
-        // Begun together, they are one write.
-        let written = self.writer.submit(key, Operation::Report(Box::new(report)), STATUS_BUDGET);
-        let (written, noted) = tokio::join!(written, self.note_builds(key));
-        written?;
-        noted?;
-        moments.into_iter().for_each(|moment| self.notifier.tell(valid.project, moment));
-        self.tell_ends(valid);
-        Ok(match daemon {
-            DaemonState::Troubled(_, left) if replicas > 0 => left,
-            _ => None,
-        })
-    }
-
-    /// Notes in the status which builds ended.
-    pub(super) async fn note_builds(&self, key: &str) -> Result<(), ReconcileError> {
-        let Some(told) = self.figures.of(key).filter(|told| !told.finished.is_empty()) else { return Ok(()) };
-        let builds = told.finished.iter().filter_map(project::remember).collect();
-        let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        let room = |room: CacheRoom| api::CacheRoom {
-            bytes_used: bytes(room.bytes_used),
-            bytes_total: bytes(room.bytes_total),
-        };
-        let ended = Ended { builds, cache: told.cache.map(room) };
-        self.writer.submit(key, Operation::Ended(Box::new(ended)), STATUS_BUDGET).await?;
-        Ok(())
-    }
-
-    /// Tells of containers that ended and were started again, and of a cache that was lost.
-    fn tell_ends(&self, valid: &Valid<'_>) {
-        let ends = self.view.pod(&valid.key).map(|pod| health::ends(&pod)).unwrap_or_default();
-        for end in self.memory().news(valid.key.as_str(), ends, self.begun) {
-            if end.out_of_memory {
-                self.metrics.oom_kills.inc();
-            }
-            self.notifier.tell(valid.project, Moment::Ended(end));
-        }
-        let lost = self.figures.of(valid.key.as_str()).and_then(|told| told.cache_reset);
-        if lost.is_some_and(|at| self.memory().is_new_loss(valid.key.as_str(), at, self.begun)) {
-            self.notifier.tell(valid.project, Moment::CacheLost);
-        }
-    }
-
-    async fn report_invalid(&self, project: &BuildProject, invalid: &Invalid) -> Result<Action, ReconcileError> {
-        let generation = project.metadata.generation.unwrap_or(0);
-        let before = project.status_or_default();
-        let report = Report::invalid(invalid, before.replicas, generation);
-        let moments = moment::told_by(&before, &report);
-        self.writer.submit(&project.name_any(), Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
-        moments.into_iter().for_each(|moment| self.notifier.tell(project, moment));
-        Ok(Action::await_change())
     }
 }
 

@@ -2,36 +2,35 @@
 //! for them to change. Nothing here polls.
 #![expect(clippy::disallowed_methods, reason = "shell: notes when faults are first seen")]
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Debug;
+mod follow;
+
+use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Event as ClusterEvent, Pod, Service};
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher::{self, Event, watch_object, watcher};
-use kube::{Api, Client, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
+use kube::runtime::watcher::Event;
+use kube::{Client, Resource, ResourceExt};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
+use super::build;
 use super::build::config::{Base, BaseError};
-use super::build::{self, DAEMON_SELECTOR, PROJECT_KEY};
 use super::health::{self, DaemonState, Fault};
 use super::settings::Settings;
-use super::signs::{self, Sign, Signs};
+use super::signs::Signs;
 use super::status;
 use crate::key::ProjectKey;
 use crate::runtime::clock::Clock;
+pub(crate) use follow::next;
 
 /// A fault by its reason, and by the epoch of the gate: what was seen before a
 /// daemon went to zero says nothing of the next.
@@ -123,14 +122,14 @@ impl View {
         self.projects.clone()
     }
 
-    /// The daemon's StatefulSet.
-    pub fn stateful_set(&self, key: &ProjectKey) -> Option<Arc<StatefulSet>> {
-        self.sets.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
+    /// The daemon's StatefulSet, if it is this project's.
+    pub fn stateful_set(&self, key: &ProjectKey, project: &ObjectMeta) -> Option<Arc<StatefulSet>> {
+        self.own(&self.sets, key, project)
     }
 
-    /// The daemon's Service.
-    pub fn service(&self, key: &ProjectKey) -> Option<Arc<Service>> {
-        self.services.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
+    /// The daemon's Service, if it is this project's.
+    pub fn service(&self, key: &ProjectKey, project: &ObjectMeta) -> Option<Arc<Service>> {
+        self.own(&self.services, key, project)
     }
 
     /// The daemon's pod.
@@ -143,9 +142,20 @@ impl View {
         self.pods.state()
     }
 
-    /// The daemon's disruption budget.
-    pub fn budget(&self, key: &ProjectKey) -> Option<Arc<PodDisruptionBudget>> {
-        self.budgets.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
+    /// The daemon's disruption budget, if it is this project's.
+    pub fn budget(&self, key: &ProjectKey, project: &ObjectMeta) -> Option<Arc<PodDisruptionBudget>> {
+        self.own(&self.budgets, key, project)
+    }
+
+    /// What an earlier project of the same name has left goes with it, and tells
+    /// nothing of this one.
+    fn own<K>(&self, store: &Store<K>, key: &ProjectKey, project: &ObjectMeta) -> Option<Arc<K>>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope> + Clone + 'static,
+        K::DynamicType: Default + Eq + Hash + Clone,
+    {
+        let found = store.get(&ObjectRef::new(&key.daemon()).within(&self.namespace));
+        found.filter(|object| !is_of_namesake(&**object, project))
     }
 
     /// Takes over a copy that a write returned, unless a newer one is known.
@@ -199,7 +209,8 @@ impl View {
     /// Whether a build can be sent to the daemon now.
     ///
     /// The gate is open, the StatefulSet asks for the daemon and its controller
-    /// has seen that, and the pod of the current revision is ready and stays.
+    /// has seen that, the Service leads to it, and the pod of the current revision
+    /// is ready and stays.
     pub fn daemon(&self, key: &ProjectKey) -> DaemonState {
         let starting = |why: &str| DaemonState::Starting(why.to_owned());
         let Some(project) = self.project(key.as_str()) else { return starting("waiting for the project") };
@@ -207,9 +218,11 @@ impl View {
         if gate.closed {
             return starting("waiting for the daemon to come back from zero");
         }
-        let Some(set) = self.stateful_set(key) else { return starting("waiting for the StatefulSet") };
+        let Some(set) = self.stateful_set(key, &project.metadata) else {
+            return starting("waiting for the StatefulSet");
+        };
         // Each watch lags by itself: this copy may be of before the gate was closed.
-        if build::epoch(&*set) < gate.epoch || is_of_namesake(&*set, &project.metadata) {
+        if build::epoch(&*set) < gate.epoch {
             return starting("waiting for news of the StatefulSet");
         }
         let (spec, state) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
@@ -236,8 +249,10 @@ impl View {
             .iter()
             .flat_map(|s| s.conditions.iter().flatten())
             .any(|c| c.type_ == "Ready" && c.status == "True");
+        let reachable = self.service(key, &project.metadata).is_some_and(|service| !build::is_shut(&service));
         match (current, ready) {
-            (true, true) => DaemonState::Ready,
+            (true, true) if reachable => DaemonState::Ready,
+            (true, true) => starting("waiting for the Service"),
             (false, _) => starting("waiting for the current revision of the pod"),
             (true, false) => DaemonState::Starting(status::pod_pending(Some(&pod))),
         }
@@ -277,134 +292,6 @@ impl View {
             *triggers = None;
         }
     }
-
-    async fn follow_base(
-        self: Arc<Self>,
-        client: Client,
-        name: String,
-        first_look: oneshot::Sender<()>,
-        shutdown: CancellationToken,
-    ) {
-        let api = Api::<ConfigMap>::namespaced(client, &self.namespace);
-        let mut changes = Box::pin(watch_object(api, &name).default_backoff());
-        let mut first_look = Some(first_look);
-        while let Some(Some(change)) = shutdown.run_until_cancelled(changes.next()).await {
-            match change {
-                Ok(map) => self.take_base(&name, map.and_then(|map| map.data).unwrap_or_default()),
-                Err(error) => {
-                    tracing::warn!(object.kind = "ConfigMap", object.name = name, %error, "watch failed, trying again");
-                    continue;
-                }
-            }
-            if let Some(first_look) = first_look.take() {
-                let _ = first_look.send(());
-            }
-            for project in self.projects.state() {
-                self.notify(&project.name_any());
-            }
-        }
-    }
-
-    /// A configuration that cannot be read leaves the last one in force.
-    fn take_base(&self, name: &str, data: BTreeMap<String, String>) {
-        let text = data.get("buildkitd.toml").map_or("", String::as_str);
-        let parsed = Base::parse(text, data.get("gc").map(String::as_str));
-        let mut base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
-        match parsed {
-            Ok(new) => *base = (new, None),
-            Err(error) => {
-                tracing::error!(object.kind = "ConfigMap", object.name = name, %error, "keeping the last configuration");
-                base.1 = Some(error);
-            }
-        }
-    }
-
-    async fn follow_projects(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
-        let api = Api::<BuildProject>::namespaced(client, &self.namespace);
-        let mut events = Box::pin(watcher(api, watcher::Config::default()).default_backoff());
-        while let Some(event) = next(&mut events, "BuildProject", &shutdown).await {
-            let name = match &event {
-                Event::Apply(p) | Event::InitApply(p) | Event::Delete(p) => Some(p.name_any()),
-                Event::Init | Event::InitDone => None,
-            };
-            {
-                let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-                writer.apply_watcher_event(&self.newest(event));
-            }
-            if let Some(name) = name {
-                self.notify(&name);
-            }
-        }
-    }
-
-    /// Replaces what a watch says by what is already known, if that is newer:
-    /// the answer to a write may overtake the watch.
-    fn newest(&self, event: Event<BuildProject>) -> Event<BuildProject> {
-        let newer = |p: &BuildProject| {
-            let known = self.project(&p.name_any())?;
-            (known.metadata.uid == p.metadata.uid && known.version() > p.version()).then(|| (*known).clone())
-        };
-        match event {
-            Event::Apply(p) => Event::Apply(newer(&p).unwrap_or(p)),
-            Event::InitApply(p) => Event::InitApply(newer(&p).unwrap_or(p)),
-            other => other,
-        }
-    }
-
-    /// Without permission to read Events only some reasons are missing.
-    async fn follow_events(self: Arc<Self>, client: Client, shutdown: CancellationToken) {
-        let api = Api::<ClusterEvent>::namespaced(client, &self.namespace);
-        let config = watcher::Config::default().fields(signs::SELECTOR);
-        let mut events = Box::pin(watcher(api, config).default_backoff());
-        while let Some(event) = next(&mut events, "Event", &shutdown).await {
-            let (Event::Apply(said) | Event::InitApply(said) | Event::Delete(said)) = &event else { continue };
-            let Some((key, sign)) = Sign::read(said) else { continue };
-            let news = {
-                let mut signs = self.signs();
-                if matches!(event, Event::Delete(_)) {
-                    let now = self.clock.now();
-                    signs.retain(|_, signs| !signs.is_stale(now));
-                    false
-                } else {
-                    signs.entry(key.clone()).or_default().note(sign)
-                }
-            };
-            if news {
-                self.notify(&key);
-            }
-        }
-    }
-
-    async fn follow<K>(self: Arc<Self>, client: Client, mut writer: Writer<K>, shutdown: CancellationToken)
-    where
-        K: Resource<Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Send
-            + Sync
-            + 'static,
-        K::DynamicType: Default + Eq + Hash + Clone,
-    {
-        let api = Api::<K>::namespaced(client, &self.namespace);
-        let config = watcher::Config::default().labels(DAEMON_SELECTOR);
-        let stream = watcher(api, config).default_backoff().modify(|object| {
-            // Large and never read. Absent, not empty: an empty list in a write would reset it.
-            object.meta_mut().managed_fields = None;
-        });
-        let mut events = Box::pin(stream);
-        let kind = K::kind(&K::DynamicType::default()).into_owned();
-        while let Some(event) = next(&mut events, &kind, &shutdown).await {
-            let key = match &event {
-                Event::Apply(o) | Event::InitApply(o) | Event::Delete(o) => o.labels().get(PROJECT_KEY).cloned(),
-                Event::Init | Event::InitDone => None,
-            };
-            writer.apply_watcher_event(&event);
-            if let Some(key) = key {
-                self.notify(&key);
-            }
-        }
-    }
 }
 
 /// Judges a fault by when it was first seen; another fault begins anew.
@@ -430,23 +317,8 @@ fn is_of_namesake(object: &impl Resource, owner: &ObjectMeta) -> bool {
     owners.find(|o| o.controller == Some(true)).is_some_and(|o| Some(&o.uid) != owner.uid.as_ref())
 }
 
-/// The next event of a watch; failures are logged and waited out.
-pub(crate) async fn next<K>(
-    events: &mut (impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Unpin),
-    kind: &str,
-    shutdown: &CancellationToken,
-) -> Option<Event<K>> {
-    loop {
-        let event = tokio::select! {
-            event = events.next() => event?,
-            () = shutdown.cancelled() => return None,
-        };
-        match event {
-            Ok(event) => return Some(event),
-            Err(error) => tracing::warn!(object.kind = kind, %error, "watch failed, trying again"),
-        }
-    }
-}
+#[cfg(test)]
+mod ready_tests;
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,6 @@
 //! gate to open again.
 #![expect(clippy::disallowed_methods, reason = "shell: waits are measured")]
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
@@ -14,7 +13,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::super::build::{self, GATE, GATE_EPOCH};
-use super::{Controller, ReconcileError};
+use super::super::validate::Valid;
+use super::{Controller, ReconcileError, exists, post_params};
 use crate::key::ProjectKey;
 use crate::names::CONTROLLER_MANAGER;
 
@@ -26,16 +26,26 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// kube-proxy's default `minSyncPeriod`.
 const NODES_FOLLOW: Duration = Duration::from_secs(1);
 
-/// Whether a Service selects nothing because its gate was closed.
-pub(super) fn is_shut(service: &Service) -> bool {
-    selector(service).is_some_and(|selector| selector.contains_key(GATE))
-}
-
-fn selector(service: &Service) -> Option<&BTreeMap<String, String>> {
-    service.spec.as_ref().and_then(|spec| spec.selector.as_ref())
-}
-
 impl Controller {
+    /// Makes the Service, unless it is there, and opens it to where its gate is open.
+    pub(super) async fn apply_service(&self, valid: &Valid<'_>, service: Service) -> Result<(), ReconcileError> {
+        let (key, name) = (&valid.key, valid.key.daemon());
+        let Some(live) = self.view.service(key, &valid.project.metadata) else {
+            let created = self.services.create(&post_params(), &service).await;
+            return exists(created).map_err(Self::error("create", format!("Service {name}")));
+        };
+        // Older installations gave each daemon a load balancer of its own.
+        if live.spec.as_ref().and_then(|s| s.type_.as_deref()) == Some("LoadBalancer") {
+            self.patch_service(&name, json!({"spec": {"type": "ClusterIP"}})).await?;
+        }
+        // Whoever shut it was not told that the gate is open again, or died before it was opened.
+        let gate = valid.project.status_or_default().gate;
+        if build::is_shut(&live) && !gate.closed && build::epoch(&*live) < gate.epoch {
+            self.open(key, gate.epoch).await?;
+        }
+        Ok(())
+    }
+
     /// Has the Service select nothing, and waits until it has no endpoints.
     /// False when they stay.
     ///

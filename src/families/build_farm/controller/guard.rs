@@ -19,7 +19,7 @@ impl Controller {
         let status = valid.project.status_or_default();
         let builds = lifecycle::live_entries(&status, self.settings.max_build, now).next().is_some();
         let quiet = self.memory().quiet(key, builds, now);
-        let there = self.view.budget(&valid.key).is_some();
+        let there = self.view.budget(&valid.key, &valid.project.metadata).is_some();
         let name = valid.key.daemon();
         let (verb, result) = match disruption::change(there, builds, replicas > 0, quiet) {
             Change::None => return None,

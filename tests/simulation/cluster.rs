@@ -26,7 +26,7 @@ pub(crate) async fn run(world: Arc<World>) {
         };
         for (kind, name) in events {
             let set = match kind {
-                Kind::StatefulSet | Kind::Service => name,
+                Kind::StatefulSet | Kind::Service | Kind::Budget => name,
                 Kind::Pod => name.trim_end_matches("-0").to_owned(),
                 Kind::Project => format!("buildkitd-{name}"),
                 _ => continue,
@@ -48,28 +48,24 @@ async fn look(world: Arc<World>, set: String) {
 
 /// One step towards what the StatefulSet asks for; false when there is none.
 fn step(world: &Arc<World>, name: &str) -> bool {
+    if collect(world, name) {
+        return true;
+    }
     let pod_name = format!("{name}-0");
-    let (set, pod, owned) = {
+    let (set, pod) = {
         let state = world.state();
         let value = |kind, name: &str| state.model.get(kind, name).map(|stored| stored.value.clone());
-        let owned = state.model.get(Kind::Project, name.trim_start_matches("buildkitd-")).is_some();
-        (value(Kind::StatefulSet, name), value(Kind::Pod, &pod_name), owned)
+        (value(Kind::StatefulSet, name), value(Kind::Pod, &pod_name))
     };
     let Some(set) = set else {
         // Pods go with their StatefulSet.
         return pod.is_some_and(|pod| take(world, &pod_name, &pod));
     };
-    if !owned {
-        let id = |kind| (kind, name.to_owned());
-        for kind in [Kind::Budget, Kind::Slice, Kind::Service, Kind::StatefulSet] {
-            let none = Preconditions::default();
-            let _ = world.change(CLUSTER, "collect", &id(kind), &mut |model| model.delete(kind, name, &none));
-        }
-        return true;
-    }
-    let revision = revision(&set["spec"]["template"]);
+    let revision = world.state().revision(&set);
     let wanted = set["spec"]["replicas"].as_i64().unwrap_or(1) > 0;
-    let outdated = |pod: &Value| pod["metadata"]["labels"]["controller-revision-hash"] != revision;
+    let outdated = |pod: &Value| {
+        pod["metadata"]["labels"]["controller-revision-hash"] != revision || owner(pod) != text(&set, "/metadata/uid")
+    };
     match pod {
         None if wanted => bring(world, &pod_name, &set, &revision),
         Some(pod) if (!wanted || outdated(&pod)) && take(world, &pod_name, &pod) => return true,
@@ -78,13 +74,39 @@ fn step(world: &Arc<World>, name: &str) -> bool {
     report(world, name, &set, &revision) || connect(world, name)
 }
 
+/// Garbage: what belongs to nobody who is there, by the uid and not by the name.
+fn collect(world: &Arc<World>, name: &str) -> bool {
+    let garbage: Vec<Kind> = {
+        let state = world.state();
+        let project = state.model.get(Kind::Project, name.trim_start_matches("buildkitd-"));
+        let project = project.map(|project| text(&project.value, "/metadata/uid"));
+        let stray = |kind| state.model.get(kind, name).is_some_and(|stored| Some(owner(&stored.value)) != project);
+        let mut garbage: Vec<_> =
+            [Kind::Budget, Kind::Service, Kind::StatefulSet].into_iter().filter(|kind| stray(*kind)).collect();
+        let there = |kind| state.model.get(kind, name).is_some();
+        garbage.extend((there(Kind::Slice) && !there(Kind::Service)).then_some(Kind::Slice));
+        garbage
+    };
+    for kind in &garbage {
+        let none = Preconditions::default();
+        let id = (*kind, name.to_owned());
+        let _ = world.change(CLUSTER, "collect", &id, &mut |model| model.delete(*kind, name, &none));
+    }
+    !garbage.is_empty()
+}
+
+fn owner(object: &Value) -> &str {
+    text(object, "/metadata/ownerReferences/0/uid")
+}
+
 /// The Service's endpoint: its daemon's pod, once that is ready, unless the
 /// Service selects nothing.
 fn connect(world: &World, name: &str) -> bool {
     let id = (Kind::Slice, name.to_owned());
     let (addresses, known) = {
         let state = world.state();
-        let open = state.model.get(Kind::Service, name).is_some_and(|service| !is_shut(&service.value));
+        let Some(service) = state.model.get(Kind::Service, name) else { return false };
+        let open = !is_shut(&service.value);
         let pod = state.serving(name.trim_start_matches("buildkitd-"));
         let addresses = if open { pod.into_iter().collect() } else { Vec::new() };
         let known = state.model.get(id.0, name).map(|slice| slice.value["endpoints"][0]["addresses"].clone());
@@ -106,20 +128,22 @@ pub(crate) fn is_shut(service: &Value) -> bool {
 }
 
 fn report(world: &World, name: &str, set: &Value, revision: &str) -> bool {
-    let mut next = set.clone();
-    next["status"]["observedGeneration"] = set["metadata"]["generation"].clone();
-    next["status"]["updateRevision"] = revision.into();
+    let mut status = set["status"].clone();
+    status["observedGeneration"] = set["metadata"]["generation"].clone();
+    status["updateRevision"] = revision.into();
     let ready = world.state().serving(name.trim_start_matches("buildkitd-")).is_some();
-    next["status"]["readyReplicas"] = u8::from(ready).into();
-    if next["status"] == set["status"] {
+    status["readyReplicas"] = u8::from(ready).into();
+    if status == set["status"] {
         return false;
     }
+    let next = json!({"metadata": {"resourceVersion": text(set, "/metadata/resourceVersion")}, "status": status});
     let id = (Kind::StatefulSet, name.to_owned());
     let _ = world.change(CLUSTER, "observe", &id, &mut |model| model.replace_status(id.0, name, &next));
     true
 }
 
-fn revision(template: &Value) -> String {
+/// The revision of a pod template.
+pub(crate) fn revision(template: &Value) -> String {
     let text = template.to_string();
     let hash = text
         .bytes()

@@ -124,7 +124,7 @@ impl Link {
         self.delay().await;
         match fate {
             Fate::RequestLost => {
-                self.world.say(&self.node.name, format_args!("request lost: {} {}", head.method, head.uri.path()));
+                self.world.say(&self.node.name, format_args!("request lost: {} {}", head.method, path(&head.uri)));
                 self.world.reached(if scales_down(&head.uri, &body) { "scale-down lost" } else { "request lost" });
                 self.world.pause(0, 3_000).await;
                 return self.lost().await;
@@ -136,13 +136,13 @@ impl Link {
             Fate::Fine | Fate::ReplyLost => {}
         }
         let reply = self.serve(&head.method, &head.uri, &body);
-        let scale_down = scales_down(&head.uri, &body);
-        if scale_down && reply.status() == StatusCode::CONFLICT {
+        if reply.status() == StatusCode::CONFLICT && scales_down(&head.uri, &body) {
             self.world.reached("scale-down refused for a conflict");
         }
         if fate == Fate::ReplyLost {
+            let scale_down = scales_down(&head.uri, &body);
             self.world.reached(if scale_down { "scale-down whose reply was lost" } else { "reply lost" });
-            self.world.say(&self.node.name, format_args!("reply lost: {} {}", head.method, head.uri.path()));
+            self.world.say(&self.node.name, format_args!("reply lost: {} {}", head.method, path(&head.uri)));
             self.world.pause(0, 3_000).await;
             return self.lost().await;
         }
@@ -236,15 +236,18 @@ impl Link {
     fn list(&self, kind: Kind, only: Option<&str>) -> Response<Body> {
         let state = self.world.state();
         let (version, name) = kind.type_meta();
-        let items: Vec<&Value> = state
-            .model
-            .list(kind)
-            .filter(|(name, _)| only.is_none_or(|only| only == *name))
-            .map(|(_, stored)| &*stored.value)
-            .collect();
-        let metadata = json!({"resourceVersion": state.model.version().to_string()});
-        let list = json!({"apiVersion": version, "kind": format!("{name}List"), "metadata": metadata, "items": items});
-        Response::new(Body::from(list.to_string()))
+        let mut list = format!(
+            r#"{{"apiVersion":"{version}","kind":"{name}List","metadata":{{"resourceVersion":"{}"}},"items":["#,
+            state.model.version()
+        )
+        .into_bytes();
+        let wanted = state.model.list(kind).filter(|(name, _)| only.is_none_or(|only| only == *name));
+        for (index, (_, stored)) in wanted.enumerate() {
+            list.extend_from_slice(if index > 0 { b"," } else { b"" });
+            list.extend_from_slice(&stored.json);
+        }
+        list.extend_from_slice(b"]}");
+        Response::new(Body::from(list))
     }
 
     fn watch(&self, kind: Kind, only: Option<String>, from: u64) -> Response<Body> {
@@ -317,6 +320,12 @@ impl Follow {
     }
 }
 
+/// What a request is about, as people name it: names of Events are of the true time.
+fn path(uri: &http::Uri) -> &str {
+    let path = uri.path();
+    path.split_once("/events/").map_or(path, |(before, _)| before)
+}
+
 /// Whether a request takes a daemon to zero.
 fn scales_down(uri: &http::Uri, body: &Bytes) -> bool {
     let is_set = uri.path().contains("/statefulsets/") && !body.is_empty();
@@ -327,6 +336,8 @@ fn scales_down(uri: &http::Uri, body: &Bytes) -> bool {
 /// named as their Service; everything else that is here is a daemon's.
 fn selected(kind: Kind, query: &[(String, String)]) -> Option<String> {
     query.iter().find_map(|(name, value)| match name.as_str() {
+        // All that there are tell of projects, which nobody wants to hear.
+        "fieldSelector" if kind == Kind::Event => Some("nobody".to_owned()),
         "fieldSelector" => value.strip_prefix("metadata.name=").map(str::to_owned),
         "labelSelector" if kind == Kind::Slice => {
             Some(value.strip_prefix("kubernetes.io/service-name=").unwrap_or("nobody").to_owned())

@@ -39,8 +39,14 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// Starts the process on a machine.
-    pub(crate) fn start(world: &Arc<World>, node: Arc<Node>, identity: String, max_inflight: usize) -> Self {
+    /// Starts the process on a machine; `observe` is told whether it leads.
+    pub(crate) fn start(
+        world: &Arc<World>,
+        node: Arc<Node>,
+        identity: String,
+        max_inflight: usize,
+        observe: impl FnMut(bool) + Send + 'static,
+    ) -> Self {
         let link = Link { world: Arc::clone(world), node: Arc::clone(&node) };
         let client = kube::Client::new(link, "buildkit-builds");
         let clock = {
@@ -73,7 +79,8 @@ impl Replica {
             trusted_proxies: TrustedProxies::default(),
         };
         let router = Router::new(config, Arc::new(farm), router::Metrics::default());
-        let (sender, leading) = watch::channel(false);
+        let ((sender, elected), (relay, leading)) = (watch::channel(false), watch::channel(false));
+        tokio::spawn(tell(elected, relay, observe));
         let lease = lease::Config { namespace: "buildkit-operator".into(), name: "leader".into(), identity, clock };
         tokio::spawn(lease::run(client.clone(), lease, sender, leaving.clone()));
         let witnesses = Witnesses { namespace: "buildkit-operator".into(), port: 8081, token: None, own: None };
@@ -102,5 +109,15 @@ impl Replica {
         self.leaving.cancel();
         tokio::time::sleep(Duration::from_secs(15)).await;
         self.crash();
+    }
+}
+
+/// Tells the controller whether it leads, and the observer. A watch channel wakes
+/// those who wait in an order that it draws itself: here each has one.
+async fn tell(mut elected: watch::Receiver<bool>, relay: watch::Sender<bool>, mut observe: impl FnMut(bool)) {
+    while elected.changed().await.is_ok() {
+        let leads = *elected.borrow_and_update();
+        relay.send_replace(leads);
+        observe(leads);
     }
 }

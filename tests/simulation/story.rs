@@ -307,32 +307,28 @@ impl Story {
         let mut started = self.started.lock().unwrap();
         *started += 1;
         let identity = format!("{} process {started}", node.name);
-        let server = Replica::start(&self.world, node, identity, self.max_inflight);
-        self.watch_leadership(&server);
-        server
+        let observe = self.leadership(node.name.clone());
+        Replica::start(&self.world, node, identity, self.max_inflight, observe)
     }
 
     /// At most one process may believe that it leads.
-    fn watch_leadership(&self, server: &Replica) {
+    fn leadership(&self, name: String) -> impl FnMut(bool) + Send + 'static {
         let (world, servers) = (Arc::clone(&self.world), Arc::clone(&self.servers));
-        let (mut leading, name) = (server.leading.clone(), server.node.name.clone());
-        tokio::spawn(async move {
-            while leading.wait_for(|leads| *leads).await.is_ok() {
-                world.say(&name, "leads");
-                world.reached("change of the leader");
-                if world.state().closed() {
-                    world.reached("change of the leader while a gate is closed");
-                }
-                let alive = |server: &&Arc<Replica>| server.node.condition() != Condition::Dead;
-                let leaders = servers.lock().unwrap().iter().filter(alive).filter(|s| *s.leading.borrow()).count();
-                if leaders > 1 {
-                    world.violate(format_args!("{leaders} servers lead at once"));
-                }
-                if leading.wait_for(|leads| !*leads).await.is_err() {
-                    return;
-                }
+        move |leads| {
+            if !leads {
                 world.say(&name, "leads no more");
+                return;
             }
-        });
+            world.say(&name, "leads");
+            world.reached("change of the leader");
+            if world.state().closed() {
+                world.reached("change of the leader while a gate is closed");
+            }
+            let alive = |server: &&Arc<Replica>| server.node.condition() != Condition::Dead;
+            let leaders = servers.lock().unwrap().iter().filter(alive).filter(|s| *s.leading.borrow()).count();
+            if leaders > 1 {
+                world.violate(format_args!("{leaders} servers lead at once"));
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What everything in a simulation shares: the modelled API server, time,
 //! chance, the builds that clients run, and the record of what happened.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -86,6 +87,8 @@ pub(crate) struct State {
     pub(crate) reached: Counts,
     /// Daemons whose pod somebody else killed, and until when that may show.
     disturbed: Vec<(String, u64)>,
+    /// By uid and generation of a StatefulSet: hashing is dear.
+    revisions: BTreeMap<(String, i64), String>,
 }
 
 /// How bad this world is: probabilities in percent, drawn from the seed.
@@ -149,6 +152,7 @@ impl World {
             trace,
             reached: Counts::new(),
             disturbed: Vec::new(),
+            revisions: BTreeMap::new(),
         };
         Self {
             state: Mutex::new(state),
@@ -163,9 +167,11 @@ impl World {
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         let ms = self.ms();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.model.now.ms != ms || state.model.now.text.is_empty() {
-            state.model.now = Now { ms, text: timestamp(ms - ms % 1000, 0).to_string() };
+        let now = &mut state.model.now;
+        if now.ms / 1000 != ms / 1000 || now.text.is_empty() {
+            *now = Now { ms, text: timestamp(ms - ms % 1000, 0).to_string() };
         }
+        now.ms = ms;
         state
     }
 
@@ -200,7 +206,7 @@ impl World {
             }
             drop(state);
             self.changed(id.0).notify_waiters();
-            if matches!(id.0, Kind::Project | Kind::StatefulSet | Kind::Service | Kind::Pod) {
+            if matches!(id.0, Kind::Project | Kind::StatefulSet | Kind::Service | Kind::Pod | Kind::Budget) {
                 self.cluster.notify_waiters();
             }
         } else if who != CLUSTER && matches!(&result, Err(refused) if refused.code == 409) {
@@ -294,6 +300,13 @@ impl State {
     /// Whether replicas may not have seen yet that a pod was killed.
     pub(crate) fn disturbed(&self, key: &str) -> bool {
         self.disturbed.iter().any(|(disturbed, until)| disturbed == key && self.model.now.ms < *until)
+    }
+
+    /// The revision of the pods that a StatefulSet asks for.
+    pub(crate) fn revision(&mut self, set: &Value) -> String {
+        let generation = set["metadata"]["generation"].as_i64().unwrap_or(0);
+        let of = (text(set, "/metadata/uid").to_owned(), generation);
+        self.revisions.entry(of).or_insert_with(|| crate::cluster::revision(&set["spec"]["template"])).clone()
     }
 
     /// The uid of a daemon's pod, if a build can run there.

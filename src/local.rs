@@ -1,0 +1,17 @@
+//! The farm on one host: the same decisions as in a cluster, over a local
+//! store and processes of this host.
+//!
+//! `writer` owns the projects and makes every change persistent (`store`,
+//! `journal`); [`index`] is what everything else reads. `keeper` carries out,
+//! per project, what the pure decisions of the build farm say; [`farm`] is the
+//! [`Provisioner`](crate::provisioner::Provisioner). Pure: [`address`],
+//! [`layout`], [`record`], `configuration`.
+
+pub mod address;
+pub mod index;
+pub mod journal;
+pub mod layout;
+pub mod lock;
+pub mod record;
+pub mod store;
+pub mod writer;

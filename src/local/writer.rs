@@ -1,0 +1,274 @@
+//! The one writer of the records: a thread that takes what waits, applies each
+//! change by the same pure functions as in a cluster, makes the outcome
+//! persistent in one write, publishes it and answers.
+#![expect(clippy::disallowed_methods, reason = "shell: operations are dated when they are applied")]
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use jiff::Timestamp;
+use tokio::sync::oneshot;
+
+use super::address;
+use super::index::Index;
+use super::record::{ProcessId, Record};
+use super::store::{Store, StoreError};
+use crate::families::build_farm::api::BuildProjectSpec;
+use crate::families::build_farm::ledger::{self, Operation, Outcome};
+use crate::families::build_farm::lifecycle;
+use crate::families::build_farm::settings::Settings;
+
+/// What is asked of the writer.
+#[derive(Debug)]
+pub enum Change {
+    /// An operation on the project's status.
+    Apply(Operation),
+    /// A project that may not exist yet. It counts as just made.
+    Create(Box<BuildProjectSpec>),
+    /// Its daemon is this process, or none.
+    Process(Option<ProcessId>),
+    /// It goes, if it is a fork that nothing wants.
+    Reap,
+    /// It goes.
+    Remove,
+}
+
+/// Why a change did not take effect.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum WriteError {
+    /// There is no such project.
+    #[error("no such project")]
+    Gone,
+    /// The store cannot be written.
+    #[error("{0}")]
+    Store(String),
+    /// No address is left.
+    #[error("no loopback address is free for another project")]
+    NoAddress,
+    /// The farm is ending.
+    #[error("the farm is ending")]
+    Ended,
+}
+
+type Answer = Result<Outcome, WriteError>;
+
+struct Request {
+    key: String,
+    change: Change,
+    answer: oneshot::Sender<Answer>,
+}
+
+/// Requests that go out in one write.
+const BATCH: usize = 1024;
+
+/// The way to the writer's thread.
+#[derive(Debug)]
+pub struct Writer {
+    requests: Mutex<Option<Sender<Request>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Writer {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When the system has no room for one.
+    pub fn start(store: Store, index: Arc<Index>, settings: Arc<Settings>) -> std::io::Result<Arc<Self>> {
+        let (requests, received) = channel();
+        let thread = std::thread::Builder::new().name("writer".to_owned());
+        let desk = Desk { store, index, settings };
+        let thread = thread.spawn(move || desk.work(&received))?;
+        Ok(Arc::new(Self { requests: Mutex::new(Some(requests)), thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Makes a change, and returns when it is persistent. Dropping the future
+    /// does not take it back.
+    ///
+    /// # Errors
+    /// See [`WriteError`]; nothing has changed then.
+    pub async fn submit(&self, key: &str, change: Change) -> Answer {
+        let (answer, received) = oneshot::channel();
+        {
+            let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(requests) = &*requests else { return Err(WriteError::Ended) };
+            let _ = requests.send(Request { key: key.to_owned(), change, answer });
+        }
+        received.await.unwrap_or(Err(WriteError::Ended))
+    }
+
+    /// Ends the thread when everything that was submitted is on disk.
+    pub fn end(&self) {
+        drop(self.requests.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the writer ended early");
+        }
+    }
+}
+
+/// What the thread works with.
+struct Desk {
+    store: Store,
+    index: Arc<Index>,
+    settings: Arc<Settings>,
+}
+
+/// Records as they will be once the batch is written.
+type Draft = HashMap<String, Option<Arc<Record>>>;
+
+impl Desk {
+    fn work(mut self, requests: &Receiver<Request>) {
+        loop {
+            let first = match self.store.due() {
+                Some(due) => requests.recv_timeout(due),
+                None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match first {
+                Ok(first) => {
+                    let more = requests.try_iter().take(BATCH - 1);
+                    self.serve(std::iter::once(first).chain(more).collect());
+                }
+                Err(RecvTimeoutError::Timeout) => self.fold(),
+                Err(RecvTimeoutError::Disconnected) => return self.fold(),
+            }
+            if self.store.due().is_some_and(|due| due.is_zero()) {
+                self.fold();
+            }
+        }
+    }
+
+    /// The journal has everything meanwhile.
+    fn fold(&mut self) {
+        if let Err(error) = self.store.fold() {
+            tracing::error!(error = %with_cause(&error), "the state could not be written to its file, trying again");
+        }
+    }
+
+    fn serve(&mut self, batch: Vec<Request>) {
+        let now = Timestamp::now();
+        let mut draft = Draft::new();
+        let mut lasting = false;
+        let mut answers = Vec::with_capacity(batch.len());
+        for Request { key, change, answer } in batch {
+            lasting |= matches!(change, Change::Create(_) | Change::Reap | Change::Remove);
+            answers.push((answer, self.apply(&mut draft, key, change, now)));
+        }
+        // Nothing to do writes nothing.
+        draft.retain(|key, record| self.index.get(key).as_deref() != record.as_deref());
+        let changes: Vec<_> = draft.into_iter().collect();
+        if !changes.is_empty() {
+            if let Err(error) = self.store.write(&changes) {
+                let error = WriteError::Store(with_cause(&error));
+                tracing::error!(%error, "nothing can be changed");
+                return answers.into_iter().for_each(|(answer, _)| drop(answer.send(Err(error.clone()))));
+            }
+            if lasting {
+                self.fold();
+            }
+            self.index.publish(changes);
+        }
+        for (answer, outcome) in answers {
+            // Who has gone does not want its answer.
+            let _ = answer.send(outcome);
+        }
+    }
+
+    fn apply(&self, draft: &mut Draft, key: String, change: Change, now: Timestamp) -> Answer {
+        let known = draft.get(&key).cloned().unwrap_or_else(|| self.index.get(&key));
+        let (next, outcome) = match (change, known) {
+            (Change::Create(_), Some(_)) => return Ok(Outcome::Nothing),
+            (Change::Create(spec), None) => {
+                let drafted = |a| draft.values().flatten().any(|record| record.address == a);
+                let address = address::choose(&key, |a| drafted(a) || self.index.takes(a));
+                let record = Record::new(&key, *spec, address.ok_or(WriteError::NoAddress)?, now);
+                (Some(record), Outcome::Done)
+            }
+            (_, None) => return Err(WriteError::Gone),
+            (Change::Apply(operation), Some(known)) => {
+                let mut record = (*known).clone();
+                let outcome = ledger::apply(&mut record.project, &operation, &self.settings, now);
+                (Some(record), outcome)
+            }
+            (Change::Process(process), Some(known)) => (Some(Record { process, ..(*known).clone() }), Outcome::Done),
+            (Change::Reap, Some(known)) if !lifecycle::reap(&known.project, &self.settings, now) => {
+                return Ok(Outcome::StillWanted);
+            }
+            (Change::Reap | Change::Remove, Some(_)) => (None, Outcome::Done),
+        };
+        draft.insert(key, next.map(Arc::new));
+        Ok(outcome)
+    }
+}
+
+/// An error and its causes in one line.
+fn with_cause(error: &StoreError) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Layout;
+    use super::super::store::tests::record;
+    use super::*;
+
+    fn start(folder: &tempfile::TempDir) -> (Arc<Writer>, Arc<Index>) {
+        let (store, records) = Store::open(&Layout::new(folder.path().to_owned()).unwrap()).unwrap();
+        let (index, _) = Index::new(records);
+        (Writer::start(store, index.clone(), Arc::default()).unwrap(), index)
+    }
+
+    fn spec(key: &str) -> Change {
+        Change::Create(Box::new(record(key).project.spec))
+    }
+
+    fn begin(id: &str) -> Change {
+        Change::Apply(Operation::Begin { id: id.to_owned() })
+    }
+
+    #[tokio::test]
+    async fn what_was_answered_is_there_after_an_end_without_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, index) = start(&folder);
+        assert_eq!(writer.submit("p1", spec("p1")).await.unwrap(), Outcome::Done);
+        assert_eq!(writer.submit("p1", spec("p1")).await.unwrap(), Outcome::Nothing);
+        let ids: Vec<_> = (0..500).map(|i| i.to_string()).collect();
+        let begun = futures::future::join_all(ids.iter().map(|id| writer.submit("p1", begin(id)))).await;
+        assert!(begun.into_iter().all(|outcome| outcome.unwrap() == Outcome::Done));
+        assert_eq!(index.get("p1").unwrap().project.status_or_default().inflight.len(), 500);
+        // As after kill -9: the files as they are now, nothing closed.
+        let copy = tempfile::tempdir().unwrap();
+        for file in ["state.redb", "journal"] {
+            std::fs::copy(folder.path().join(file), copy.path().join(file)).unwrap();
+        }
+        let (_writer, index) = start(&copy);
+        assert_eq!(index.get("p1").unwrap().project.status_or_default().inflight.len(), 500);
+    }
+
+    #[tokio::test]
+    async fn two_first_routes_make_one_project_and_no_address_is_given_twice() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, index) = start(&folder);
+        let keys: Vec<_> = (0..300).map(|i| format!("p{}", i / 2)).collect();
+        let made = futures::future::join_all(keys.iter().map(|key| writer.submit(key, spec(key)))).await;
+        assert_eq!(made.into_iter().filter(|outcome| matches!(outcome, Ok(Outcome::Done))).count(), 150);
+        let addresses: std::collections::HashSet<_> = index.all().iter().map(|record| record.address).collect();
+        assert_eq!(addresses.len(), 150);
+    }
+
+    #[tokio::test]
+    async fn a_fork_that_is_wanted_is_not_reaped_and_nobody_is_told_of_what_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, index) = start(&folder);
+        writer.submit("forkp1", spec("forkp1")).await.unwrap();
+        writer.submit("forkp1", begin("a")).await.unwrap();
+        assert_eq!(writer.submit("forkp1", Change::Reap).await.unwrap(), Outcome::StillWanted);
+        writer.submit("forkp1", Change::Remove).await.unwrap();
+        assert!(index.get("forkp1").is_none());
+        assert!(matches!(writer.submit("forkp1", begin("b")).await, Err(WriteError::Gone)));
+        writer.end();
+        assert!(matches!(writer.submit("forkp1", begin("b")).await, Err(WriteError::Ended)));
+    }
+}

@@ -5,6 +5,7 @@
 //! reference that it normalises sanely. Pure; no IO.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,8 @@ pub struct Project {
     pub arch: Arch,
     /// Whether the build comes from code that nobody has reviewed.
     pub untrusted: bool,
+    /// The pull request that an untrusted build belongs to, on a provider's word.
+    pub pull_request: Option<NonZeroU32>,
 }
 
 /// A normalised repository reference, for example `github.com/acme/shop`.
@@ -41,8 +44,8 @@ pub enum Arch {
     Arm64,
 }
 
-/// `p` and 16 hex digits for a project, `fork…` for its untrusted builds,
-/// `c<i>…` for its clones.
+/// `p` and 16 hex digits for a project, `fork…` or `fork<n>-…` for its
+/// untrusted builds, `c<i>…` for its clones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ProjectKey(String);
 
@@ -175,7 +178,7 @@ impl Project {
         let target = lower(target.trim());
         refuse_control("target", &target)?;
         let target = if target.is_empty() { "default".to_owned() } else { target };
-        Ok(Self { repo, name, target, arch: arch.parse()?, untrusted })
+        Ok(Self { repo, name, target, arch: arch.parse()?, untrusted, pull_request: None })
     }
 
     /// The key that trusted builds share: `p` and the first 16 hex digits of
@@ -196,10 +199,14 @@ impl Project {
     }
 
     /// The key of the daemon that serves this build: the canonical one, or its
-    /// fork when the build is untrusted.
+    /// fork when the build is untrusted: that of its pull request, if known.
     pub fn key(&self) -> ProjectKey {
         let key = self.canonical_key();
-        if self.untrusted { key.fork() } else { key }
+        match (self.untrusted, self.pull_request) {
+            (false, _) => key,
+            (true, None) => key.fork(),
+            (true, Some(number)) => key.fork_of(number),
+        }
     }
 }
 
@@ -214,6 +221,12 @@ impl ProjectKey {
         Self(format!("fork{}", self.0))
     }
 
+    /// The key of the ephemeral daemon for one pull request of this project. It
+    /// is as long as a daemon's name allows, and what is a fork's key stays one.
+    pub fn fork_of(&self, pull_request: NonZeroU32) -> Self {
+        Self(format!("fork{pull_request}-{}", self.0))
+    }
+
     /// The key of this project's `i`-th clone, counted from 1.
     pub fn clone_number(&self, i: u32) -> Self {
         Self(format!("c{i}{}", self.0))
@@ -222,6 +235,11 @@ impl ProjectKey {
     /// Whether this is the key of a fork.
     pub fn is_fork(&self) -> bool {
         self.0.starts_with("fork")
+    }
+
+    /// The pull request whose fork this is the key of.
+    pub fn pull_request(&self) -> Option<NonZeroU32> {
+        self.0.strip_prefix("fork")?.split_once('-')?.0.parse().ok()
     }
 
     /// `buildkitd-<key>`: StatefulSet, Service and host name of the daemon.
@@ -342,6 +360,24 @@ mod tests {
         assert!(key.fork().is_fork() && !key.is_fork() && !key.clone_number(1).is_fork());
         assert_eq!(key.clone_number(2).as_str(), "c2p41bd34a2227aca39");
         assert_eq!(key.cache_claim(), "cache-buildkitd-p41bd34a2227aca39-0");
+    }
+
+    #[test]
+    fn each_pull_request_has_a_fork_of_its_own_whose_name_fits() {
+        let mut project = Project::new("github.com/acme/shop", "", "", "amd64", true).unwrap();
+        assert_eq!(project.key().as_str(), "forkp41bd34a2227aca39");
+        project.pull_request = NonZeroU32::new(7);
+        assert_eq!(project.key().as_str(), "fork7-p41bd34a2227aca39");
+        project.pull_request = Some(NonZeroU32::MAX);
+        let key = project.key();
+        assert_eq!(key.as_str(), "fork4294967295-p41bd34a2227aca39");
+        assert_eq!(key.pull_request(), Some(NonZeroU32::MAX));
+        assert_eq!(project.canonical_key().fork().pull_request(), None);
+        assert!(key.is_fork() && key.as_str().parse::<ProjectKey>() == Ok(key.clone()));
+        // The label that a StatefulSet's controller puts on its pods: the name and a hash of ten.
+        assert!(key.daemon().len() + "-0123456789".len() <= 63, "{}", key.daemon().len());
+        project.untrusted = false;
+        assert_eq!(project.key(), project.canonical_key());
     }
 
     #[test]

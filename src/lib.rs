@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`names`] | newtypes at the borders |
 //! | [`key`] | request → project key → daemon name → endpoint |
+//! | [`identity`] | a CI provider's token → verified repository, or why not |
 //! | [`profile`] | raw profile → validated profile and values |
 //! | [`manifest`] | embedded bundle, strict templates, parsed objects |
 //! | [`certificate`] | certificate specifications, SANs, renewal decisions |
@@ -20,6 +21,7 @@
 //! | [`install`] | the driver: render → observe → plan → record → (apply → wait)* → record |
 //! | [`image`] | the running executable as an OCI image |
 //! | [`gateway`] | accept, peek, dial, relay |
+//! | [`issuers`] | the keys of CI providers, fetched in the background |
 //! | [`router`] | the routing API over a [`provisioner::Provisioner`] |
 //! | [`provisioner`] | what turns a key into a running, addressable daemon |
 //! | [`server`] | the roles of the control plane, composed |
@@ -36,8 +38,10 @@ pub mod cluster;
 pub mod companion;
 pub mod families;
 pub mod gateway;
+pub mod identity;
 pub mod image;
 pub mod install;
+pub mod issuers;
 pub mod key;
 pub mod local;
 pub mod manifest;

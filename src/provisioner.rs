@@ -124,6 +124,10 @@ pub trait Provisioner: Send + Sync + 'static {
     /// [`Released::Nothing`] and writes nothing.
     async fn end(&self, key: &ProjectKey, build: Option<&BuildId>) -> Result<Released, ProvisionError>;
 
+    /// The repository whose builds the key is for; nothing when there is no
+    /// such project. What cannot be told is an error, never nothing.
+    async fn repo(&self, key: &ProjectKey) -> Result<Option<String>, ProvisionError>;
+
     /// Whether the daemon can take a build now. Answers from memory.
     fn ready(&self, key: &ProjectKey) -> bool;
 

@@ -17,6 +17,7 @@ mod limit;
 mod metrics;
 mod request;
 mod serve;
+mod tokens;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -28,10 +29,11 @@ use tokio_util::task::TaskTracker;
 
 pub use args::{ConfigError, RouteArgs};
 pub use client::{ParseNetwork, TrustedProxies};
-pub use identity::{Auth, Identity, NobodyMayCall, Secret};
+pub use identity::{Auth, AuthError, Identity, Secret};
 pub use limit::{RateError, RateLimit};
 pub use metrics::Metrics;
 pub use serve::{Arrival, Timeouts, run};
+pub use tokens::{TokenDir, TokenDirError};
 
 use crate::provisioner::Provisioner;
 use coldstart::ColdStarts;
@@ -41,8 +43,10 @@ use coldstart::ColdStarts;
 pub struct Config {
     /// Who may call.
     pub auth: Auth,
-    /// How often, over all callers.
+    /// How often, each caller.
     pub rate: RateLimit,
+    /// How often a source address may have a token verified.
+    pub source_rate: RateLimit,
     /// How many routes may wait for a daemon at once; the others queue.
     pub max_cold_starts: NonZeroUsize,
     /// The whole time that one route may take: store, queue and wait together.

@@ -193,6 +193,8 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
         tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));
         if let Some((config, listener)) = api {
             let timeouts = Timeouts::new(config.route_wait);
+            config.auth.register_metrics(&mut registry);
+            tasks.spawn(config.auth.clone().keep_fresh(shutdown.closing.clone()));
             let farm = Farm::new(client.clone(), view.clone(), writer.clone(), settings.clone(), config.route_wait);
             let router = Router::new(config, Arc::new(farm), router::Metrics::register(&mut registry));
             tasks.spawn(router::run(listener, router, timeouts, shutdown.closing.clone()));

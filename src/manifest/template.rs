@@ -60,6 +60,8 @@ impl Renderer {
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
         environment.set_formatter(write_value);
         environment.add_filter("seconds", seconds);
+        environment.add_filter("tojson", to_json);
+        environment.add_filter("sha256", sha256);
         environment.add_function("fail", fail);
         Self { environment, context: Jinja::from(Serde(values.tree())) }
     }
@@ -151,6 +153,19 @@ fn seconds(duration: &str) -> Result<u64, Error> {
     syntax::duration(duration)
         .map(|duration| duration.as_secs())
         .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("\"{duration}\" is no duration")))
+}
+
+/// `{{ '--flag=' ~ x|tojson }}`: the text of a value. The engine's own filter
+/// marks its text as escaped, so that whatever it is joined to would be quoted.
+fn to_json(value: Jinja) -> Result<String, Error> {
+    serde_json::to_string(&value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, "no value of JSON").with_source(error))
+}
+
+/// `{{ x|tojson|sha256 }}`: an annotation that changes with what a pod reads.
+fn sha256(text: &str) -> String {
+    use sha2::{Digest, Sha256};
+    hex::encode(Sha256::digest(text))
 }
 
 /// `{{ fail('…') }}`: values that do not go together.

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::identity::allowlist::Pattern;
+use crate::identity::config::check_providers;
 use crate::manifest::describe;
 
 use super::syntax;
@@ -43,6 +45,10 @@ pub enum Format {
     Label,
     /// A DNS-1123 subdomain, as most objects have.
     Name,
+    /// Which repositories: `*`, `github.com/acme/*`, `github.com/acme/shop`.
+    Pattern,
+    /// A list of identity providers.
+    Providers,
 }
 
 /// How one value is declared in a `component.yaml`.
@@ -145,6 +151,8 @@ impl ValueSpec {
                     None => true,
                     Some(Format::Label) => syntax::is_label(text),
                     Some(Format::Name) => syntax::is_host(text),
+                    Some(Format::Pattern) => text.parse::<Pattern>().is_ok(),
+                    Some(Format::Providers) => false,
                 };
                 valid.then(|| raw.clone()).ok_or_else(problem)
             }
@@ -170,7 +178,14 @@ impl ValueSpec {
             Some(kind) => self.accept_as(kind, item).map_err(|problem| problem.at(&format!("item {position}"))),
             None => Ok(item.clone()),
         };
-        list.iter().enumerate().map(item).collect()
+        let list = list.iter().enumerate().map(item).collect::<Result<Value, Problem>>()?;
+        if self.format == Some(Format::Providers) {
+            check_providers(&list).map_err(|(position, what)| Problem {
+                wanted: "identity providers".to_owned(),
+                found: format!("a wrong one as item {position}: {what}"),
+            })?;
+        }
+        Ok(list)
     }
 
     fn accept_map(&self, kind: Type, raw: &Value) -> Result<Value, Problem> {
@@ -208,6 +223,8 @@ impl ValueSpec {
                 None => "a string",
                 Some(Format::Label) => "a name of at most 63 of a-z, 0-9 and -",
                 Some(Format::Name) => "a name of a-z, 0-9, - and .",
+                Some(Format::Pattern) => "\"*\", \"host/owner/*\" or \"host/owner/repository\"",
+                Some(Format::Providers) => "an identity provider",
             },
             Type::Int => return format!("an integer{bounds}"),
             Type::Bool => "true or false",
@@ -314,6 +331,19 @@ mod tests {
             ("type: list, items: map", json!([{"a": 1}]), Ok(json!([{"a": 1}]))),
             ("type: list, items: map", json!(["a"]), Err("want a mapping, found \"a\" as item 0")),
             ("type: list", json!("a"), Err("want a list, found \"a\"")),
+            (
+                "type: list, items: string, format: pattern",
+                json!(["github.com/acme/*", "github.com/ac*"]),
+                Err("want \"*\", \"host/owner/*\" or \"host/owner/repository\", found \"github.com/ac*\" as item 1"),
+            ),
+            (
+                "type: list, items: map, format: providers",
+                json!([{"type": "github"}, {"type": "forgejo"}]),
+                Err(
+                    "want identity providers, found a wrong one as item 1: issuer: is missing; type \"forgejo\" needs it",
+                ),
+            ),
+            ("type: list, items: map, format: providers", json!([{"type": "github"}]), Ok(json!([{"type": "github"}]))),
             ("type: map, items: string", json!({"a": true}), Err("want a string, found true as \"a\"")),
             ("type: map", json!({"a": {"b": [1]}}), Ok(json!({"a": {"b": [1]}}))),
             (

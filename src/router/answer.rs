@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::coldstart::{ColdStartError, Position};
 use super::request::BadRequest;
+use crate::identity::Refused;
 use crate::key::ProjectKey;
 use crate::provisioner::{BuildId, ProvisionError};
 
@@ -118,6 +119,24 @@ impl Refusal {
     pub(super) fn unauthorized() -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "Unauthorized")
             .with(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"buildkit-operator\""))
+    }
+
+    /// The same, with what is wrong with the token; none of it is shown.
+    pub(super) fn invalid_token(why: &Refused) -> Self {
+        let description = header_text(&format!(
+            "Bearer realm=\"buildkit-operator\", error=\"invalid_token\", error_description=\"{why}\""
+        ));
+        Self::new(StatusCode::UNAUTHORIZED, "Unauthorized").with(header::WWW_AUTHENTICATE, description)
+    }
+
+    /// Somebody we know, who may not.
+    pub(super) fn forbidden() -> Self {
+        Self::new(StatusCode::FORBIDDEN, "Forbidden")
+    }
+
+    /// Nobody can tell yet who it is.
+    pub(super) fn identity_unavailable(wait: Duration) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the keys of the token's issuer are not known yet").retry_after(wait)
     }
 
     /// Too many calls; the next is welcome after `wait`.

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "durations are measured here")]
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use axum::response::{IntoResponse, Response};
 use tokio::time::Instant;
@@ -10,6 +11,7 @@ use tracing::info;
 
 use super::answer::{Answer, IGNORED_FIELDS, Refusal, header_text};
 use super::identity::Identity;
+use crate::identity::{Refused, Verified};
 use crate::key::{Project, ProjectKey};
 
 /// Status of a call whose client left before the answer; only ever logged.
@@ -23,6 +25,8 @@ pub(super) struct Call {
     client: Option<IpAddr>,
     since: Instant,
     who: &'static str,
+    verified: Option<Arc<Verified>>,
+    refused: Option<&'static str>,
     key: Option<ProjectKey>,
     repo: Option<String>,
     untrusted: bool,
@@ -37,6 +41,8 @@ impl Call {
             client,
             since: Instant::now(),
             who: "nobody",
+            verified: None,
+            refused: None,
             key: None,
             repo: None,
             untrusted: false,
@@ -49,8 +55,22 @@ impl Call {
         self.since
     }
 
-    pub(super) fn by(&mut self, identity: Identity) {
+    /// Where it comes from.
+    pub(super) fn client(&self) -> Option<IpAddr> {
+        self.client
+    }
+
+    pub(super) fn by(&mut self, identity: &Identity) {
         self.who = identity.as_str();
+        self.verified = identity.verified().cloned();
+    }
+
+    /// Why its token gives no identity.
+    pub(super) fn refused(&mut self, why: &Refused) {
+        self.refused = Some(why.as_str());
+        if let Refused::NotAllowed(repo) = why {
+            self.repo = Some(repo.to_string());
+        }
     }
 
     pub(super) fn about(&mut self, key: &ProjectKey) {
@@ -85,6 +105,9 @@ impl Call {
         info!(
             path = self.path,
             who = self.who,
+            identity.provider = self.verified.as_ref().map(|who| who.provider.as_str()),
+            identity.subject = self.verified.as_ref().map(|who| who.subject.as_str()),
+            identity.refused = self.refused,
             client.addr = self.client.map(tracing::field::display),
             project.key = self.key.as_ref().map(ProjectKey::as_str),
             repo = self.repo.as_deref(),

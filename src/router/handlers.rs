@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::Method;
+use axum::http::{HeaderMap, Method};
 use axum::response::Response;
 use tokio::time::timeout_at;
 
@@ -12,10 +12,12 @@ use super::answer::{Answer, Refusal};
 use super::audit::Call;
 use super::entry::Entry;
 use super::identity::{Denied, Identity};
+use super::limit::Caller;
 use super::metrics::{Outcome, RouteTimer};
 use super::request::{self, BadRequest, Fields};
 use super::serve::Arrival;
-use crate::key::{Project, ProjectKey};
+use crate::identity::Verified;
+use crate::key::{Project, ProjectKey, Repo};
 use crate::provisioner::{BuildId, Released};
 
 /// `POST /route`: an endpoint for one build, once its daemon can take it.
@@ -106,38 +108,64 @@ impl Shared {
     }
 
     /// Who may have a daemon, and which: identify → rate → method → decode →
-    /// validate. The shared tokens and an open API trust what the body
+    /// bind → validate. The shared tokens and an open API trust what the body
     /// declares; an identity that names its repository replaces it here.
     async fn admit(&self, call: &mut Call, request: Request) -> Result<Project, Refusal> {
-        let identity = self.config.auth.identify(request.headers()).map_err(|_| Refusal::unauthorized())?;
-        call.by(identity);
-        let fields = self.fields(request).await?;
-        let (project, ignored) = request::project(fields)?;
+        let identity = self.identify(call, request.headers()).await.map_err(Refusal::from)?;
+        let fields = self.fields(request, &Caller::of(&identity, call.client())).await?;
+        let (project, ignored) = request::project(fields, identity.verified().map(|who| &**who))?;
         call.ignores(ignored);
         Ok(project?)
     }
 
-    async fn complete(&self, call: &mut Call, request: Request) -> Result<Answer, Refusal> {
-        let identity = match self.config.auth.identify(request.headers()) {
-            Ok(identity) => Some(identity),
-            // A build may outlive its credential: whoever knows the id of a
-            // live build may end it.
-            Err(Denied::Unaccepted) => None,
-            Err(Denied::Anonymous | Denied::WrongAdmin) => return Err(Refusal::unauthorized()),
-        };
-        if let Some(identity) = identity {
-            call.by(identity);
+    /// Who calls, also for the audit log.
+    async fn identify(&self, call: &mut Call, headers: &HeaderMap) -> Result<Identity, Denied> {
+        let source = Caller::source(call.client());
+        let identified = self.config.auth.identify(headers, || self.config.source_rate.take(&source)).await;
+        match &identified {
+            Ok(identity) => call.by(identity),
+            Err(Denied::Unaccepted(Some(why)) | Denied::NotAllowed(why)) => call.refused(why),
+            Err(_) => {}
         }
-        let fields = self.fields(request).await?;
+        identified
+    }
+
+    async fn complete(&self, call: &mut Call, request: Request) -> Result<Answer, Refusal> {
+        let identity = match self.identify(call, request.headers()).await {
+            Ok(identity) => Ok(identity),
+            // A build may outlive its credential, or its provider's good days:
+            // whoever knows the id of a live build may end it.
+            Err(denied @ (Denied::Unaccepted(_) | Denied::Unavailable(_))) => Err(denied),
+            Err(denied) => return Err(denied.into()),
+        };
+        let source = || Caller::source(call.client());
+        let caller = identity.as_ref().map_or_else(|_| source(), |identity| Caller::of(identity, call.client()));
+        let fields = self.fields(request, &caller).await?;
         let (completion, ignored) = request::completion(fields)?;
         call.ignores(ignored);
         let completion = completion?;
-        let build = self.named_build(&completion.build_id, identity)?;
+        let build = self.named_build(&completion.build_id, &identity)?;
         // Any text may be sent; what is no key names no project.
         let Ok(key) = completion.key.parse::<ProjectKey>() else { return completed(identity, Released::Nothing) };
         call.about(&key);
+        if let Ok(Identity::Verified(who)) = &identity {
+            self.may_complete(call, who, &key).await?;
+        }
         let released = self.release(call, key, build).await?;
         completed(identity, released)
+    }
+
+    /// A job ends builds of its own repository alone; one of unreviewed code
+    /// only those of forks, and of no other pull request's. Who cannot be told
+    /// is refused.
+    async fn may_complete(&self, call: &Call, who: &Verified, key: &ProjectKey) -> Result<(), Refusal> {
+        let repo = timeout_at(call.since() + self.config.route_wait, self.provisioner.repo(key))
+            .await
+            .map_err(|_| Refusal::out_of_time("look up project"))?
+            .map_err(|error| Refusal::provisioning("look up project", error))?;
+        let Some(repo) = repo else { return Ok(()) };
+        let own = Repo::normalize(&repo).is_ok_and(|repo| repo == who.repo);
+        if own && who.may_touch(key) { Ok(()) } else { Err(Refusal::forbidden()) }
     }
 
     /// Runs to its end even if the caller leaves: half a release is none.
@@ -153,18 +181,18 @@ impl Shared {
 
     /// The build that a `/complete` names; none means the oldest, which only
     /// an identity may end.
-    fn named_build(&self, id: &str, identity: Option<Identity>) -> Result<Option<BuildId>, Refusal> {
+    fn named_build(&self, id: &str, identity: &Result<Identity, Denied>) -> Result<Option<BuildId>, Refusal> {
         match (id, identity) {
-            ("", None) => Err(Refusal::unauthorized()),
-            ("", Some(_)) if self.config.require_build_id => Err(BadRequest::NeedBuildId.into()),
-            ("", Some(_)) => Ok(None),
+            ("", Err(denied)) => Err(denied.clone().into()),
+            ("", Ok(_)) if self.config.require_build_id => Err(BadRequest::NeedBuildId.into()),
+            ("", Ok(_)) => Ok(None),
             (id, _) => Ok(Some(BuildId::parse(id).map_err(|_| BadRequest::MalformedBuildId)?)),
         }
     }
 
     /// rate → method → decode.
-    async fn fields(&self, request: Request) -> Result<Fields, Refusal> {
-        self.config.rate.take().map_err(Refusal::rate_limited)?;
+    async fn fields(&self, request: Request, caller: &Caller) -> Result<Fields, Refusal> {
+        self.config.rate.take(caller).map_err(Refusal::rate_limited)?;
         if request.method() != Method::POST {
             return Err(Refusal::method_not_allowed());
         }
@@ -174,10 +202,22 @@ impl Shared {
 }
 
 /// Without an identity, only an entry that was really there proves the right.
-fn completed(identity: Option<Identity>, released: Released) -> Result<Answer, Refusal> {
+fn completed(identity: Result<Identity, Denied>, released: Released) -> Result<Answer, Refusal> {
     match (released, identity) {
         (Released::Entry, _) => Ok(Answer::completed("released")),
-        (Released::Nothing, Some(_)) => Ok(Answer::completed("nothing to release")),
-        (Released::Nothing, None) => Err(Refusal::unauthorized()),
+        (Released::Nothing, Ok(_)) => Ok(Answer::completed("nothing to release")),
+        (Released::Nothing, Err(denied)) => Err(denied.into()),
+    }
+}
+
+impl From<Denied> for Refusal {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Anonymous | Denied::WrongAdmin | Denied::Unaccepted(None) => Self::unauthorized(),
+            Denied::Unaccepted(Some(why)) => Self::invalid_token(&why),
+            Denied::NotAllowed(_) => Self::forbidden(),
+            Denied::Unavailable(wait) => Self::identity_unavailable(wait),
+            Denied::TooMany(wait) => Self::rate_limited(wait),
+        }
     }
 }

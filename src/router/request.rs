@@ -12,6 +12,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
+use crate::identity::Verified;
 use crate::key::{KeyError, Project, Repo};
 
 /// Largest body, in bytes.
@@ -182,12 +183,23 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
-/// What `/route` and `/prewarm` ask for, and which fields were ignored.
-pub(super) fn project(mut fields: Fields) -> Result<(Result<Project, BadRequest>, Vec<String>), BadRequest> {
+/// What `/route` and `/prewarm` ask for, and which fields were ignored. A
+/// verified identity says itself which repository it is of: what the body
+/// declares is not looked at. Whether its code is trusted, the body can only
+/// deny.
+pub(super) fn project(
+    mut fields: Fields,
+    bound: Option<&Verified>,
+) -> Result<(Result<Project, BadRequest>, Vec<String>), BadRequest> {
     let (repo, name) = (fields.text("repo")?, fields.text("name")?);
     let (target, arch) = (fields.text("target")?, fields.text("arch")?);
     let untrusted = fields.flag("untrusted")?;
-    Ok((validate(&repo, &name, &target, &arch, untrusted), fields.unknown()))
+    let project = match bound {
+        None => validate(&repo, &name, &target, &arch, untrusted),
+        Some(who) => validate(who.repo.as_str(), &name, &target, &arch, untrusted || who.untrusted)
+            .map(|project| Project { pull_request: who.pull_request, ..project }),
+    };
+    Ok((project, fields.unknown()))
 }
 
 /// Lengths are bytes of what was sent. A repository must survive normalisation
@@ -232,7 +244,7 @@ mod tests {
 
     fn parse(body: &str) -> Result<Project, String> {
         let fields = Fields::parse(body.as_bytes()).map_err(|e| e.to_string())?;
-        project(fields).and_then(|(project, _)| project).map_err(|e| e.to_string())
+        project(fields, None).and_then(|(project, _)| project).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -244,7 +256,7 @@ mod tests {
     #[test]
     fn unknown_fields_are_named_in_order() {
         let fields = Fields::parse(br#"{"branch":{"a":[1]},"repo":"r","arch":"amd64","pr":7}"#).unwrap();
-        let (project, unknown) = project(fields).unwrap();
+        let (project, unknown) = project(fields, None).unwrap();
         assert!(project.is_ok());
         assert_eq!(unknown, ["branch", "pr"]);
     }

@@ -105,8 +105,13 @@ impl Server {
 
     /// Sends a body and returns status and answer.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
+        self.post_as(self.token.as_deref(), path, body).await
+    }
+
+    /// The same, with a token of one's own.
+    pub(crate) async fn post_as(&self, token: Option<&str>, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
         let mut request = hyper::Request::post(format!("http://{}{path}", self.api));
-        if let Some(token) = &self.token {
+        if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let response = self.http.request(request.body(Full::from(body.to_string()))?).await?;

@@ -6,6 +6,7 @@
 mod farm;
 mod harness;
 mod harness_checks;
+mod identities;
 mod installer;
 mod lifecycle;
 mod projects;
@@ -20,6 +21,9 @@ mod shared {
 
 #[path = "../vectors/differences.rs"]
 mod differences;
+
+#[path = "../vectors/issuer.rs"]
+mod issuer;
 
 #[path = "../vectors/replay.rs"]
 mod replay;
@@ -83,6 +87,9 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::a_route_ends_the_asking_at_once),
         test!(truth::nobody_is_let_in_while_the_gate_is_closed),
         test!(truth::an_entry_that_nobody_uses_expires_early),
+        test!(identities::two_pull_requests_of_one_repository_get_two_daemons).limit(Duration::from_secs(150)),
+        test!(identities::a_job_ends_its_own_builds_on_every_replica),
+        test!(identities::a_rotated_token_is_accepted_without_a_restart),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

@@ -16,6 +16,7 @@ use crate::differences::DIFFERENCES;
 use crate::farm::{self, Server};
 use crate::harness::Cluster;
 use crate::harness::play::Play;
+use crate::issuer;
 use crate::replay::{self, GROUPS, Subject};
 
 const NAMESPACE: &str = "buildkit-builds";
@@ -24,6 +25,7 @@ struct Recorded<'a> {
     cluster: &'a Cluster,
     play: &'a Play,
     address: SocketAddr,
+    issuer: Option<issuer::Recorded>,
 }
 
 impl Subject for Recorded<'_> {
@@ -38,10 +40,15 @@ impl Subject for Recorded<'_> {
     async fn let_pods_become_ready(&self) {
         self.play.switch_on();
         for project in farm::names::<BuildProject>(self.cluster, NAMESPACE).await.unwrap() {
-            let settled =
-                |p: &BuildProject| matches!(p.status.as_ref().and_then(|s| s.phase), Some(Phase::Warm | Phase::Idle));
-            farm::until(self.cluster, NAMESPACE, &project, "settled", settled).await.unwrap();
+            // All of them were just asked for. One that has not been reconciled
+            // since may still be called idle.
+            let settled = |p: &BuildProject| p.status.as_ref().and_then(|s| s.phase) == Some(Phase::Warm);
+            farm::until(self.cluster, NAMESPACE, &project, "warm", settled).await.unwrap();
         }
+    }
+
+    fn token(&self, claims: &str) -> String {
+        self.issuer.as_ref().unwrap().token(claims)
     }
 }
 
@@ -55,11 +62,12 @@ pub(crate) async fn every_recorded_exchange_comes_out_the_same(cluster: Arc<Clus
     for name in GROUPS {
         play.switch_off();
         let group = replay::group(name);
-        let recorded = group[0].server.clone();
+        let mut recorded = group[0].server.clone();
+        let issuer = issuer::Recorded::of(&mut recorded.env).await;
         let flags: Vec<_> = recorded.flags.iter().map(String::as_str).chain(["--pod-namespace=default"]).collect();
         let env: Vec<_> = recorded.env.iter().map(|(k, v)| (k.as_str(), v.as_str().unwrap_or_default())).collect();
         let server = Server::with(&cluster, &flags, &env).await?;
-        let subject = Recorded { cluster: &cluster, play: &play, address: server.api };
+        let subject = Recorded { cluster: &cluster, play: &play, address: server.api, issuer };
         differed.extend(replay::replay(group, &subject, &DIFFERENCES).await);
         server.kill().await?;
         empty(&cluster).await?;

@@ -13,6 +13,7 @@ use bko_install::companion::watch::Watch;
 use bko_install::families::build_farm::metrics::Metrics as ControllerMetrics;
 use bko_install::gateway::metrics::{CloseLabels, Metrics, RejectedLabels};
 use bko_install::gateway::{Close, Rejection};
+use bko_install::issuers;
 use bko_install::router;
 use prometheus_client::registry::Registry;
 
@@ -37,6 +38,13 @@ fn gateway(registry: &mut Registry) {
     drop(metrics.close.get_or_create(&CloseLabels { cause: Close::Finished }));
 }
 
+fn identities(registry: &mut Registry) {
+    let metrics = issuers::Metrics::default();
+    metrics.register(registry);
+    metrics.refreshed("https://ci.example", Some(1));
+    metrics.verified("https://ci.example", "accepted");
+}
+
 fn companion(registry: &mut Registry) {
     let counters = Counters::default();
     counters.register(registry);
@@ -58,9 +66,10 @@ async fn the_page_names_every_metric_of_every_role() {
     let sections: BTreeMap<&str, &str> =
         page.split("\n## ").skip(1).map(|section| section.split_once('\n').unwrap()).collect();
     type Register = fn(&mut Registry);
-    let roles: [(&str, Register); 4] = [
+    let roles: [(&str, Register); 5] = [
         ("Controller", |registry| ControllerMetrics::default().register(registry)),
         ("Routing API", |registry| drop(router::Metrics::register(registry))),
+        ("Identity providers", identities),
         ("Gateway", gateway),
         ("Companion", companion),
     ];

@@ -5,9 +5,11 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 22] = [
+const CORE: [&str; 24] = [
     "names.rs",
     "key.rs",
+    "identity.rs",
+    "identity",
     "profile.rs",
     "profile",
     "manifest.rs",

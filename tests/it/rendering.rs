@@ -116,7 +116,84 @@ fn the_token_is_generated_unless_the_api_is_open() {
     let open = embedded("default", &["auth.open=true"]).unwrap();
     assert!(open.generated.iter().all(|secret| secret.name == "buildkit-operator-internal"));
     let all = open.objects.iter().map(|object| object.body.to_string()).collect::<String>();
-    assert!(all.contains("--auth-open") && !all.contains("BUILDKIT_OPERATOR_AUTH_TOKEN"));
+    assert!(all.contains("--auth-open") && !all.contains("--auth-token-dir"));
+}
+
+/// The server's pod template, and the file of its identity providers.
+fn identities(set: &[&str]) -> (serde_json::Value, Option<serde_json::Value>) {
+    let rendered = embedded("default", set).unwrap();
+    let find = |kind: &str, name: &str| rendered.objects.iter().find(|o| o.id.kind == kind && o.id.name == name);
+    let file = find("ConfigMap", "buildkit-operator-oidc").map(|map| map.body["data"]["oidc.yaml"].clone());
+    (find("Deployment", "buildkit-operator-buildd").unwrap().body["spec"]["template"].clone(), file)
+}
+
+#[test]
+fn identity_providers_reach_the_server_and_a_change_restarts_it() {
+    const CHECKSUM: &str = "buildkit-operator.socialgouv.github.io/oidc-checksum";
+    let (without, file) = identities(&[]);
+    assert!(file.is_none() && !without.to_string().contains("oidc"));
+    let providers = "oidc.providers=[{type: github}, {type: gitlab, issuer: 'https://git.acme.example'}]";
+    let (one, file) = identities(&[providers, "server.podAnnotations.a/b=x: \"y\""]);
+    let file = file.unwrap();
+    let config = bko_install::identity::config::Config::read(bko_install::identity::config::Sources {
+        file: Some(("oidc.yaml".to_owned(), file.as_str().unwrap().to_owned())),
+        ..Default::default()
+    });
+    assert_eq!(config.unwrap().unwrap().providers.len(), 2, "the server reads what is mounted");
+    let args = one["spec"]["containers"][0]["args"].to_string();
+    assert!(args.contains("--oidc-config=/etc/buildkit-operator/oidc/oidc.yaml"), "{args}");
+    assert_eq!(one["metadata"]["annotations"]["a/b"], "x: \"y\"");
+    let (two, _) = identities(&[providers, "oidc.repoAllowlist=github.com/acme/*"]);
+    let checksum =
+        |template: &serde_json::Value| template["metadata"]["annotations"][CHECKSUM].as_str().unwrap().to_owned();
+    assert_eq!(checksum(&one).len(), 64);
+    assert_ne!(checksum(&one), checksum(&two));
+    let events = [
+        providers,
+        "oidc.trustEvents=workflow_run,issue_comment",
+        "oidc.caBundle=PEM",
+        "api.trustedProxies=10.0.0.0/8",
+    ];
+    let args = identities(&events).0["spec"]["containers"][0]["args"].to_string();
+    for flag in [
+        "--trust-events=workflow_run,issue_comment",
+        "--oidc-ca-file=/etc/buildkit-operator/oidc/ca.pem",
+        "--trusted-proxies=10.0.0.0/8",
+    ] {
+        assert!(args.contains(flag), "{flag} in {args}");
+    }
+    let open = embedded("default", &[providers, "auth.open=true"]).unwrap_err().to_string();
+    assert!(open.contains("auth.open lets anybody act for any repository"), "{open}");
+}
+
+#[test]
+fn an_argument_in_json_is_one_argument() {
+    let rendered = embedded("default", &["daemon.scheduling={pinArch: true, nodeSelector: {a: \"b'c\"}}"]).unwrap();
+    let all =
+        rendered.objects.iter().map(|object| object.body.clone()).find(|body| body["kind"] == "Deployment").unwrap();
+    let args = all["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap();
+    let scheduling = args.iter().find_map(|arg| arg.as_str().unwrap().strip_prefix("--daemon-scheduling=")).unwrap();
+    assert_eq!(scheduling, r#"{"pinArch":true,"nodeSelector":{"a":"b'c"}}"#);
+}
+
+#[test]
+fn wrong_identity_providers_are_named_before_anything_is_installed() {
+    let wrong = "oidc.providers=[{type: github}, {type: github}]";
+    assert_eq!(
+        embedded("default", &[wrong]).unwrap_err().to_string(),
+        "--set oidc.providers: value \"oidc.providers\": want identity providers, found a wrong one as item 1: issuer: \
+         \"https://token.actions.githubusercontent.com\" is that of providers[0] too"
+    );
+}
+
+#[test]
+fn the_shared_token_is_a_folder_so_that_it_can_be_rotated() {
+    let (template, _) = identities(&["auth.tokenSecret=mine"]);
+    let container = &template["spec"]["containers"][0];
+    assert!(container["args"].to_string().contains("--auth-token-dir=/etc/buildkit-operator/auth"));
+    assert!(!container["env"].to_string().contains("AUTH_TOKEN"));
+    assert_eq!(container["volumeMounts"][0]["mountPath"], "/etc/buildkit-operator/auth");
+    assert_eq!(template["spec"]["volumes"][0]["secret"]["secretName"], "mine");
 }
 
 #[test]
@@ -150,19 +227,29 @@ fn the_server_understands_every_argument() {
         "gateway.domains=a.example.com,b.example.com",
         "routeWait=1m 30s",
     ];
-    let sets: [(&str, &[&str]); 3] = [("default", &[]), ("dev", &[]), ("default", &all)];
+    let identities =
+        ["oidc.providers=[{type: github}]", "oidc.trustEvents=workflow_run", "api.trustedProxies=10.0.0.0/8"];
+    let sets: [(&str, &[&str]); 4] = [("default", &[]), ("dev", &[]), ("default", &all), ("default", &identities)];
     let mut parsed = 0;
+    // What a pod finds mounted.
+    let mounted = tempfile::tempdir().unwrap();
+    for (file, text) in [("auth/token", "t"), ("oidc/oidc.yaml", "providers: [{type: github}]")] {
+        let path = mounted.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let mounted = mounted.path().to_str().unwrap();
     for (profile, set) in sets {
         for object in embedded(profile, set).unwrap().objects.iter().filter(|object| object.id.kind == "Deployment") {
             let args = object.body.pointer("/spec/template/spec/containers/0/args").and_then(Value::as_array).unwrap();
-            let args = args.iter().map(|arg| arg.as_str().unwrap()).chain(["--auth-token=t"]);
-            let cli = Cli::try_parse_from(std::iter::once("bko-install").chain(args)).unwrap();
+            let args = args.iter().map(|arg| arg.as_str().unwrap().replace("/etc/buildkit-operator", mounted));
+            let cli = Cli::try_parse_from(std::iter::once("bko-install".to_owned()).chain(args)).unwrap();
             let Command::Server(command) = cli.command else { panic!("{:?}", cli.command) };
             Plan::try_from(command.server).map(drop).unwrap();
             parsed += 1;
         }
     }
-    assert_eq!(parsed, 5);
+    assert_eq!(parsed, 6);
 }
 
 #[test]

@@ -13,10 +13,14 @@ mod answers;
 mod cancel;
 mod connections;
 mod memory;
+mod oidc;
 mod wire;
 
 #[path = "../vectors/differences.rs"]
 mod differences;
+
+#[path = "../vectors/issuer.rs"]
+mod issuer;
 
 #[path = "../vectors/replay.rs"]
 mod replay;
@@ -41,8 +45,9 @@ const SHOP_KEY: &str = "p41bd34a2227aca39";
 /// Open, without a limit, with the reference's defaults.
 fn open() -> Config {
     Config {
-        auth: Auth::new(None, None, true).unwrap(),
+        auth: Auth { open: true, ..Auth::default() },
         rate: RateLimit::new(0.0, 0).unwrap(),
+        source_rate: RateLimit::new(0.0, 0).unwrap(),
         max_cold_starts: 8.try_into().unwrap(),
         route_wait: Duration::from_secs(180),
         require_build_id: false,
@@ -51,7 +56,8 @@ fn open() -> Config {
 }
 
 fn tokens() -> Config {
-    Config { auth: Auth::new(Some(Secret::new("s3cret")), Some(Secret::new("root-tok")), false).unwrap(), ..open() }
+    let (token, admin_token) = (Some(Secret::new("s3cret")), Some(Secret::new("root-tok")));
+    Config { auth: Auth { token, admin_token, ..Auth::default() }, ..open() }
 }
 
 /// An answer in parts.
@@ -99,8 +105,10 @@ impl Server {
     async fn start(config: Config, memory: &Arc<Memory>, timeouts: Timeouts) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let auth = config.auth.clone();
         let router = Router::new(config, memory.clone(), Metrics::default());
         let shutdown = CancellationToken::new();
+        tokio::spawn(auth.keep_fresh(shutdown.clone()));
         let done = tokio::spawn(run(listener, router, timeouts, shutdown.clone()));
         Self { address, shutdown, done }
     }

@@ -18,9 +18,20 @@ use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The groups that need neither identity providers nor a bucket.
-pub(crate) const GROUPS: [&str; 10] =
-    ["open", "cold", "no-namespace", "token", "admin", "require-build-id", "rate", "gateway", "gateway-443", "port"];
+/// The groups that need no bucket.
+pub(crate) const GROUPS: [&str; 11] = [
+    "open",
+    "cold",
+    "no-namespace",
+    "token",
+    "admin",
+    "require-build-id",
+    "rate",
+    "oidc",
+    "gateway",
+    "gateway-443",
+    "port",
+];
 
 /// A server, and what lies behind it.
 pub(crate) trait Subject {
@@ -31,6 +42,8 @@ pub(crate) trait Subject {
     /// From here on daemons become ready; returns when those of all existing
     /// projects are.
     fn let_pods_become_ready(&self) -> impl Future<Output = ()>;
+    /// A token with these claims, of the identity provider that it trusts.
+    fn token(&self, claims: &str) -> String;
 }
 
 /// One exchange, as recorded.
@@ -122,6 +135,7 @@ pub(crate) fn group(name: &str) -> Vec<Exchange> {
 pub(crate) async fn replay(group: Vec<Exchange>, subject: &impl Subject, differences: &[Difference]) -> Vec<String> {
     let mut run =
         Run { subject, client: client(), build_ids: BTreeMap::new(), differed: Vec::new(), wrong: String::new() };
+    run.until_identities_are_known(&group).await;
     let difference = |e: &Exchange| differences.iter().find(|d| d.exchanges.contains(&e.name.as_str()));
     let (last, first): (Vec<_>, Vec<_>) = group.into_iter().partition(|e| difference(e).is_some_and(|d| d.last));
     let mut left_out: Vec<_> = LEFT_OUT.into_iter().rev().collect();
@@ -178,6 +192,25 @@ impl<S: Subject> Run<'_, S> {
         }
     }
 
+    /// The recorded server looked keys up when it needed them; ours does so in
+    /// the background.
+    async fn until_identities_are_known(&self, group: &[Exchange]) {
+        if !group.iter().any(|exchange| exchange.server.env.contains_key("BUILDKIT_OPERATOR_OIDC_PROVIDERS")) {
+            return;
+        }
+        let claims = r#"{"repository":"acme/shop","ref":"refs/heads/main"}"#;
+        let headers = [("authorization".to_owned(), format!("Bearer <jwt:{claims}>"))].into();
+        let (method, path) = ("POST".to_owned(), "/complete".to_owned());
+        let request = Request { method, path, headers, body: None };
+        let body = r#"{"key":"p0000000000000000","buildId":"0123456789abcdef"}"#;
+        let known = async {
+            while self.send(&request, body).await.status == 503 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), known).await.expect("the issuer's keys stay unknown");
+    }
+
     async fn route_left_out(&self) {
         let (method, path) = ("POST".to_owned(), "/route".to_owned());
         let request = Request { method, path, headers: BTreeMap::new(), body: None };
@@ -188,7 +221,7 @@ impl<S: Subject> Run<'_, S> {
         let uri = format!("http://{}{}", self.subject.address(), request.path);
         let mut http = hyper::Request::builder().method(request.method.as_str()).uri(uri);
         for (name, value) in &request.headers {
-            http = http.header(name, value);
+            http = http.header(name, self.fill(value));
         }
         let http = http.body(Full::from(body.to_owned())).unwrap();
         let (head, body) = self.client.request(http).await.unwrap().into_parts();
@@ -214,11 +247,12 @@ impl<S: Subject> Run<'_, S> {
         }
     }
 
-    /// `<REPEAT:x:n>` and `<buildId:NAME>`.
+    /// `<REPEAT:x:n>`, `<buildId:NAME>` and `<jwt:CLAIMS>`.
     fn fill(&self, text: &str) -> String {
         let Some((before, rest)) = text.split_once('<') else { return text.to_owned() };
         let (placeholder, after) = rest.split_once('>').unwrap();
         let value = match placeholder.split(':').collect::<Vec<_>>()[..] {
+            ["jwt", ..] => self.subject.token(placeholder.trim_start_matches("jwt:")),
             ["REPEAT", unit, n] => unit.repeat(n.parse().unwrap()),
             ["buildId", name] => self.build_ids.get(name).unwrap_or_else(|| panic!("no id of {name}")).clone(),
             _ => panic!("unknown placeholder <{placeholder}>"),

@@ -144,6 +144,17 @@ impl Provisioner for Farm {
         }
     }
 
+    async fn repo(&self, key: &ProjectKey) -> Result<Option<String>, ProvisionError> {
+        if let Some(project) = self.view.project(key.as_str()) {
+            return Ok(Some(project.spec.repo.clone()));
+        }
+        // Another replica may have made it just now.
+        match self.api.get_opt(key.as_str()).await {
+            Ok(project) => Ok(project.map(|project| project.spec.repo)),
+            Err(error) => Err(ProvisionError::Unavailable { message: describe(&error), retry_after: RETRY_AFTER }),
+        }
+    }
+
     fn ready(&self, key: &ProjectKey) -> bool {
         self.view.daemon(key) == DaemonState::Ready
     }

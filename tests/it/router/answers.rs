@@ -212,7 +212,7 @@ async fn metrics_tell_warm_cold_untrusted_and_error() {
 
 /// What was logged, as JSON lines.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
 
 /// With one subscriber alone in the process, tracing asks the thread that first
 /// meets an event whether anybody listens, and keeps the answer for all threads.
@@ -220,18 +220,18 @@ static SECOND: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_writer(io::sink).finish()));
 
 impl Log {
-    fn capture(&self) -> tracing::subscriber::DefaultGuard {
+    pub(super) fn capture(&self) -> tracing::subscriber::DefaultGuard {
         LazyLock::force(&SECOND);
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || log.clone()).finish();
         tracing::subscriber::set_default(subscriber)
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    fn calls(&self) -> Vec<serde_json::Value> {
+    pub(super) fn calls(&self) -> Vec<serde_json::Value> {
         let lines = self.text();
         let lines = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines.filter(|line| line["message"] == "call").collect()
@@ -314,13 +314,14 @@ fn a_server_that_nobody_may_call_does_not_start() {
     assert!(matches!(refused, ConfigError::Auth(_)));
     assert_eq!(
         refused.to_string(),
-        "nobody may call the routing API: neither a token nor an admin token is set, and it is not open; \
-         set BUILDKIT_OPERATOR_AUTH_TOKEN, or let anybody call with --auth-open"
+        "nobody may call the routing API: neither a token nor an admin token is set, no identity provider is \
+         configured, and it is not open; set BUILDKIT_OPERATOR_AUTH_TOKEN, --auth-token-dir or --oidc-config, or let \
+         anybody call with --auth-open"
     );
     assert!(Config::try_from(flags(&["--auth-open"])).is_ok());
     let token = Config::try_from(RouteArgs { auth_token: Some(Secret::new("s3cret")), ..flags(&[]) });
     assert!(!format!("{:?}", token.unwrap()).contains("s3cret"));
-    assert!(Auth::new(Some(Secret::new(" \n")), None, false).is_err());
+    assert!(Auth { token: Some(Secret::new(" \n")), ..Auth::default() }.checked().is_err());
 }
 
 #[test]

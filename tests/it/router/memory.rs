@@ -18,6 +18,7 @@ pub(crate) enum Step {
     Touch,
     Begin,
     End,
+    Repo,
     Wait,
 }
 
@@ -39,6 +40,7 @@ pub(crate) struct Seen {
 pub(crate) struct Daemon {
     pub(crate) ready: bool,
     pub(crate) touched: usize,
+    pub(crate) repo: String,
     /// Digests of builds, oldest first.
     pub(crate) inflight: Vec<String>,
 }
@@ -142,7 +144,7 @@ impl Provisioner for Memory {
         self.seen.send_modify(|seen| {
             born = !seen.projects.contains_key(&name);
             starts = seen.pods_become_ready;
-            seen.projects.entry(name.clone()).or_default();
+            seen.projects.entry(name.clone()).or_default().repo = project.repo.to_string();
         });
         if born && starts {
             let (seen, start) = (self.seen.clone(), self.start);
@@ -191,6 +193,11 @@ impl Provisioner for Memory {
             }
         });
         Ok(released)
+    }
+
+    async fn repo(&self, key: &ProjectKey) -> Result<Option<String>, ProvisionError> {
+        self.step(Step::Repo).await?;
+        Ok(self.seen.borrow().projects.get(key.as_str()).map(|daemon| daemon.repo.clone()))
     }
 
     fn ready(&self, key: &ProjectKey) -> bool {

@@ -8,6 +8,7 @@ use clap::Parser;
 
 use super::Server;
 use super::differences::DIFFERENCES;
+use super::issuer::Recorded;
 use super::memory::{Memory, Shared};
 use super::replay::{self, Exchange, GROUPS, Subject};
 
@@ -29,6 +30,7 @@ struct Flags {
 struct InMemory {
     address: SocketAddr,
     memory: Shared,
+    issuer: Option<Recorded>,
 }
 
 impl Subject for InMemory {
@@ -43,19 +45,28 @@ impl Subject for InMemory {
     async fn let_pods_become_ready(&self) {
         self.memory.let_pods_become_ready();
     }
+
+    fn token(&self, claims: &str) -> String {
+        self.issuer.as_ref().unwrap().token(claims)
+    }
 }
 
 async fn start(recorded: &replay::Server) -> (Server, InMemory) {
     let mut flags = Flags::parse_from(std::iter::once("server").chain(recorded.flags.iter().map(String::as_str)));
-    let secret = |name: &str| recorded.env.get(name).map(|token| Secret::new(token.as_str().unwrap()));
+    let mut env = recorded.env.clone();
+    let issuer = Recorded::of(&mut env).await;
+    let text = |name: &str| env.get(name).map(|value| value.as_str().unwrap().to_owned());
+    let secret = |name: &str| text(name).as_deref().map(Secret::new);
     flags.route.auth_token = secret("BUILDKIT_OPERATOR_AUTH_TOKEN");
     flags.route.admin_token = secret("BUILDKIT_OPERATOR_ADMIN_TOKEN");
-    flags.route.auth_open = flags.route.auth_token.is_none();
+    flags.route.oidc_providers = text("BUILDKIT_OPERATOR_OIDC_PROVIDERS");
+    flags.route.oidc_repo_allowlist = text("BUILDKIT_OPERATOR_OIDC_REPO_ALLOWLIST");
+    flags.route.auth_open = env.is_empty();
     let port = if flags.gateway_host.is_some() { flags.gateway_port.unwrap_or(flags.port) } else { flags.port };
     let memory = Arc::new(Memory::at(&flags.namespace, flags.gateway_host, port));
     let timeouts = Timeouts::new(flags.route.route_wait);
     let server = Server::start(Config::try_from(flags.route).unwrap(), &memory, timeouts).await;
-    let subject = InMemory { address: server.address, memory };
+    let subject = InMemory { address: server.address, memory, issuer };
     (server, subject)
 }
 

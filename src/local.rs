@@ -8,10 +8,21 @@
 //! [`layout`], [`record`], `configuration`.
 
 pub mod address;
+pub mod certificates;
+pub mod configuration;
+pub mod core;
+pub mod farm;
 pub mod index;
 pub mod journal;
+pub mod keeper;
 pub mod layout;
 pub mod lock;
+pub mod log;
+pub mod process;
+pub mod procfs;
 pub mod record;
+pub mod recovery;
+pub mod storage;
 pub mod store;
+mod witness;
 pub mod writer;

@@ -1,0 +1,311 @@
+//! Keeps one daemon: starts it when it is wanted, watches it, and takes it
+//! down when nothing wants or uses it. One task per project that has something
+//! to do; what it does is decided by the build farm's pure functions.
+#![expect(clippy::disallowed_methods, reason = "shell: decisions are dated here")]
+
+mod down;
+mod running;
+mod start;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{Instant, sleep};
+use tokio_util::task::TaskTracker;
+
+use super::core::{Announced, Core};
+use super::index::Live;
+use super::process::{Exit, Process};
+use super::record::Record;
+use super::writer::{Change, WriteError};
+use crate::families::build_farm::health::DaemonState;
+use crate::families::build_farm::ledger::{Closing, Operation, Outcome};
+use crate::families::build_farm::lifecycle::{self, Want};
+use crate::families::build_farm::roll::{self, Cause, Roll, Seen};
+use crate::families::build_farm::status::{Facts, Report};
+use crate::families::build_farm::truth::{Busy, Observations};
+use crate::key::ProjectKey;
+use running::Running;
+
+/// When to try again what the store or the disk refused.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// How often the output of a daemon is looked at, and its builds' entries.
+const UPKEEP: Duration = Duration::from_secs(60);
+
+/// All keepers.
+#[derive(Debug)]
+pub struct Keepers {
+    core: Arc<Core>,
+    kept: Mutex<HashSet<String>>,
+    /// Daemons of an earlier run, until their keeper takes them over.
+    found: Mutex<HashMap<String, Process>>,
+    tasks: TaskTracker,
+}
+
+impl Keepers {
+    /// With the daemons of an earlier run.
+    pub fn new(core: Arc<Core>, found: HashMap<String, Process>) -> Arc<Self> {
+        Arc::new(Self { core, kept: Mutex::default(), found: Mutex::new(found), tasks: TaskTracker::new() })
+    }
+
+    /// Keeps daemons until the farm ends and every one of them is down.
+    pub async fn run(self: Arc<Self>, mut changes: UnboundedReceiver<String>) {
+        for record in self.core.index.all() {
+            if let Ok(key) = record.project.spec.key.parse::<ProjectKey>() {
+                self.core.announce(&key, &record, Announced::Away);
+                self.poke(key.as_str());
+            }
+        }
+        let draining = self.core.draining.clone();
+        while let Some(Some(key)) = draining.run_until_cancelled(changes.recv()).await {
+            self.poke(&key);
+        }
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Starts a keeper where one is needed.
+    fn poke(self: &Arc<Self>, key: &str) {
+        let Ok(key) = key.parse::<ProjectKey>() else { return };
+        let mut kept = self.kept();
+        if kept.contains(key.as_str()) || !self.needed(&key) {
+            return;
+        }
+        kept.insert(key.to_string());
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).remove(key.as_str());
+        let keeper = Keeper::new(self.core.clone(), key);
+        self.tasks.spawn(keeper.keep(self.clone(), found));
+    }
+
+    /// Whether a project has more than its record. One whose record has gone still has files.
+    fn needed(&self, key: &ProjectKey) -> bool {
+        let Some(record) = self.core.index.get(key.as_str()) else {
+            return self.core.common.layout.daemon(key.as_str()).exists();
+        };
+        let wanted = lifecycle::want(&record.project, &self.core.settings, Timestamp::now()) != Want::Zero;
+        let unreported = record.project.status.is_none();
+        record.process.is_some()
+            || lifecycle::is_fork(&record.project)
+            || unreported
+            || (wanted && !self.core.draining.is_cancelled())
+    }
+
+    /// Ends a keeper, unless something has come up.
+    fn retire(&self, key: &ProjectKey) -> bool {
+        let mut kept = self.kept();
+        let needed = self.needed(key) && !self.core.draining.is_cancelled();
+        if !needed {
+            kept.remove(key.as_str());
+        }
+        !needed
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What comes after a step.
+#[derive(Debug)]
+enum Next {
+    /// Look again at once.
+    Again,
+    /// Look again when something changes, at the latest after this.
+    Wait(Option<Duration>),
+    /// Nothing is left to do.
+    Rest,
+}
+
+struct Keeper {
+    core: Arc<Core>,
+    key: ProjectKey,
+    running: Option<Running>,
+    /// What routes are told.
+    state: DaemonState,
+    /// Starts that failed since one went well, and when the next may be.
+    failures: u32,
+    not_before: Option<Instant>,
+    /// What was seen of its builds and streams, and what was last said of them.
+    observed: Option<Observations>,
+    told: Option<std::mem::Discriminant<Busy>>,
+    /// Since when a changed configuration waits.
+    held_since: Option<Timestamp>,
+}
+
+impl Keeper {
+    fn new(core: Arc<Core>, key: ProjectKey) -> Self {
+        let state = DaemonState::Starting("waiting for the daemon to leave zero".to_owned());
+        Self {
+            core,
+            key,
+            running: None,
+            state,
+            failures: 0,
+            not_before: None,
+            observed: None,
+            told: None,
+            held_since: None,
+        }
+    }
+
+    async fn keep(mut self, keepers: Arc<Keepers>, found: Option<Process>) {
+        if let Some(process) = found {
+            self.adopt(process).await;
+        }
+        let (core, notify) = (self.core.clone(), self.core.index.listen(self.key.as_str()));
+        loop {
+            let mut changed = std::pin::pin!(notify.notified());
+            changed.as_mut().enable();
+            let step = self.step().await;
+            let next = step.unwrap_or_else(|error| {
+                tracing::warn!(project.key = self.key.as_str(), %error, "cannot go on, trying again");
+                Next::Wait(Some(RETRY))
+            });
+            let after = match next {
+                Next::Again => continue,
+                Next::Rest if keepers.retire(&self.key) => return,
+                Next::Rest => continue,
+                Next::Wait(after) => after,
+            };
+            let drained = core.draining.is_cancelled();
+            let exit = tokio::select! {
+                () = changed => None,
+                exit = ended(&mut self.running) => Some(exit),
+                () = pause(after) => None,
+                () = core.draining.cancelled(), if !drained => None,
+                () = core.cutting.cancelled(), if drained && !core.cutting.is_cancelled() => None,
+            };
+            if let Some(exit) = exit {
+                self.fell(exit).await;
+            }
+        }
+    }
+
+    /// One pass.
+    async fn step(&mut self) -> Result<Next, WriteError> {
+        let Some(record) = self.core.index.get(self.key.as_str()) else { return Ok(self.erase().await) };
+        if self.core.draining.is_cancelled() {
+            return self.drain(&record).await;
+        }
+        let now = Timestamp::now();
+        let want = lifecycle::want(&record.project, &self.core.settings, now);
+        match (want, self.running.is_some()) {
+            (Want::Zero, false) => self.rest(&record, now).await,
+            (Want::Zero, true) => self.take_down(&record, Closing::Idle).await,
+            (_, false) => self.start(&record).await,
+            (_, true) => self.hold(&record, now).await,
+        }
+    }
+
+    /// A daemon that is wanted and runs.
+    async fn hold(&mut self, record: &Record, now: Timestamp) -> Result<Next, WriteError> {
+        if record.project.status_or_default().gate.closed {
+            self.reopen(record).await?;
+        }
+        let seen = self.seen(record, now);
+        let roll = match roll::decide(&record.project, seen, &self.core.settings, now) {
+            Roll::Now(Cause::Idle) => return self.take_down(record, Closing::Roll(seen)).await,
+            Roll::Now(Cause::Overdue | Cause::Broken) => return self.take_down(record, Closing::Force(seen)).await,
+            Roll::Hold(left) => Some(left),
+            Roll::No(left) => left,
+        };
+        let unused = self.expire_unused(record, now).await?;
+        self.upkeep();
+        self.report(1, seen.held_since.is_some()).await?;
+        let change = lifecycle::next_change(&record.project, &self.core.settings, now);
+        Ok(Next::Wait([roll, unused, change, Some(UPKEEP)].into_iter().flatten().min()))
+    }
+
+    /// Whether the daemon runs as it would be started now.
+    fn seen(&mut self, record: &Record, now: Timestamp) -> Seen {
+        let current = self.running.as_ref().map(|running| running.fingerprint.as_str());
+        let outdated = self.fingerprint(record).is_some_and(|wanted| current != Some(&wanted));
+        let live = lifecycle::live_entries(&record.project.status_or_default(), self.core.settings.max_build, now).next().is_some();
+        let held = (outdated && live).then(|| self.held_since.unwrap_or(now));
+        self.held_since = held;
+        Seen { outdated, held_since: held, failed_since: None }
+    }
+
+    /// At zero, and nothing wants it.
+    async fn rest(&mut self, record: &Record, now: Timestamp) -> Result<Next, WriteError> {
+        if record.process.is_some() {
+            self.core.writer.submit(self.key.as_str(), Change::Process(None)).await?;
+        }
+        self.publish(record, None, Announced::Away);
+        if lifecycle::is_fork(&record.project) {
+            if self.core.writer.submit(self.key.as_str(), Change::Reap).await? == Outcome::Done {
+                tracing::info!(project.key = self.key.as_str(), "reaped an idle fork and its cache");
+                return Ok(Next::Again);
+            }
+            let born = record.project.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
+            let left = lifecycle::FORK_REAP_GRACE.saturating_sub(lifecycle::age(born, now));
+            return Ok(Next::Wait(Some(left + Duration::from_millis(50))));
+        }
+        self.report(0, false).await?;
+        Ok(Next::Rest)
+    }
+
+    /// Its record has gone: everything else goes too.
+    async fn erase(&mut self) -> Next {
+        if let Some(mut running) = self.running.take() {
+            running.process.stop(down::PATIENCE).await;
+        }
+        self.core.index.set_live(self.key.as_str(), None);
+        self.core.directory.set(&self.key.daemon(), None);
+        let (layout, key) = (&self.core.common.layout, self.key.as_str());
+        let _cache = self.core.caches.take(key).await;
+        let _ = std::fs::remove_file(layout.socket(key));
+        if let Err(error) = self.core.storage.remove(&layout.cache(key)).await {
+            tracing::warn!(project.key = key, error = %error, "a cache could not be removed");
+        }
+        // Last: it is what says that something is left to remove.
+        if let Err(error) = std::fs::remove_dir_all(layout.daemon(key)) {
+            tracing::warn!(project.key = key, %error, "the folder of a daemon could not be removed");
+        }
+        Next::Rest
+    }
+
+    /// Tells everybody who reads.
+    fn publish(&self, record: &Record, live: Option<Live>, announced: Announced) {
+        self.core.announce(&self.key, record, announced);
+        let known = self.core.index.live(self.key.as_str());
+        let same = match (&known, &live) {
+            (None, None) => true,
+            (Some(known), Some(live)) => known.state == live.state && known.observation.is_some() == live.observation.is_some(),
+            _ => false,
+        };
+        if !same {
+            self.core.index.set_live(self.key.as_str(), live);
+        }
+    }
+
+    fn live(&self) -> Live {
+        let observation = self.running.as_ref().map(|running| running.observation.clone());
+        Live { state: self.state.clone(), observation }
+    }
+
+    async fn report(&self, replicas: i32, roll_held: bool) -> Result<(), WriteError> {
+        let facts = Facts { replicas, daemon: &self.state, roll_held, base: None };
+        let report = Report::new(facts, self.core.endpoint(&self.key), 1);
+        self.core.writer.submit(self.key.as_str(), Change::Apply(Operation::Report(Box::new(report)))).await.map(drop)
+    }
+}
+
+/// Nothing ends where nothing runs.
+async fn ended(running: &mut Option<Running>) -> Exit {
+    match running {
+        Some(running) => running.process.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn pause(after: Option<Duration>) {
+    match after {
+        Some(after) => sleep(after).await,
+        None => std::future::pending().await,
+    }
+}

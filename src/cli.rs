@@ -12,6 +12,7 @@ pub mod image;
 pub mod key;
 pub mod log;
 pub mod profile;
+pub mod ps;
 pub mod report;
 pub mod server;
 
@@ -92,6 +93,8 @@ pub enum Command {
     Server(Box<server::ServerCommand>),
     /// Run the sidecar of a daemon
     Companion(Box<companion::CompanionCommand>),
+    /// Show what runs where: daemons, their builds, and when they go to zero
+    Ps(Box<ps::PsArgs>),
     /// Print the project key of a repository; needs no cluster
     Key(key::KeyArgs),
     /// Print a completion script for a shell
@@ -112,6 +115,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Image(args) => image::run(args, global),
         Command::Server(args) => server::run(*args, global),
         Command::Companion(command) => companion::run(*command, global),
+        Command::Ps(args) => ps::run(*args, global),
         Command::Key(args) => key::run(args, global),
         Command::Completions { shell } => completions::run(shell),
     })

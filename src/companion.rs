@@ -6,11 +6,13 @@
 //! | [`observation`] | what is known of the daemon, and what that means for probes |
 //! | [`drain`] | when a drain is over |
 //! | [`prune`] | when the cache is pruned |
+//! | [`progress`] | how far a running build has come |
 //!
 //! | Shell | |
 //! |---|---|
 //! | [`daemon`] | a client of BuildKit's Control API |
 //! | [`observer`] | the task that asks it, and publishes what it learns |
+//! | [`follow`] | one stream for each running build |
 //! | [`watch`] | the gate, the observation and the drain that joins them |
 //! | [`upkeep`], [`memory`] | measures, and prunes |
 //! | [`http`], [`metrics`] | read only, for probes, the controller and Prometheus |
@@ -20,12 +22,14 @@
 pub mod control;
 pub mod daemon;
 pub mod drain;
+pub mod follow;
 pub mod hook;
 pub mod http;
 pub mod memory;
 pub mod metrics;
 pub mod observation;
 pub mod observer;
+pub mod progress;
 pub mod prune;
 pub mod reserve;
 pub mod upkeep;

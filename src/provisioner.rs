@@ -3,11 +3,14 @@
 //! The routing API is written against this trait alone. Implementations: the
 //! build farm on Kubernetes, and, later, one host without Kubernetes.
 
+pub mod project;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::key::{Project, ProjectKey};
+use project::{Detail, Page, Selection};
 
 /// One build, as its client holds it: 16 lower-case hex digits. Only its hash
 /// is ever stored, so that a reader of the store can release nothing.
@@ -142,4 +145,10 @@ pub trait Provisioner: Send + Sync + 'static {
 
     /// The namespace that the daemon lives in, as `/route` reports it.
     fn namespace(&self) -> &str;
+
+    /// One page of the projects that are asked for. Answers from memory.
+    fn projects(&self, selection: &Selection<'_>) -> Page;
+
+    /// All that is known of one project. Answers from memory.
+    fn project(&self, key: &ProjectKey) -> Option<Detail>;
 }

@@ -1,5 +1,6 @@
 //! The routing API: `/route`, `/prewarm`, `/complete` and `/healthz` over a
-//! [`Provisioner`], on the wire as the reference has them.
+//! [`Provisioner`], on the wire as the reference has them; and what can be read
+//! of projects: `/projects`, `/projects/{key}` and `/openapi.json`.
 //!
 //! In go HTTP requests; out come answers, one audit line each, and metrics. It
 //! knows nothing of Kubernetes. A request passes, in this order: identify →
@@ -10,11 +11,14 @@ mod args;
 mod audit;
 mod client;
 mod coldstart;
+mod endpoints;
 mod entry;
 mod handlers;
 mod identity;
 mod limit;
 mod metrics;
+mod openapi;
+mod projects;
 mod request;
 mod serve;
 mod tokens;
@@ -23,8 +27,6 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::StatusCode;
-use axum::routing::any;
 use tokio_util::task::TaskTracker;
 
 pub use args::{ConfigError, RouteArgs};
@@ -71,6 +73,8 @@ struct Shared {
     cold_starts: ColdStarts,
     metrics: Metrics,
     releases: TaskTracker,
+    /// The document of `/openapi.json`.
+    document: axum::body::Bytes,
 }
 
 impl Router {
@@ -78,14 +82,13 @@ impl Router {
     pub fn new(config: Config, provisioner: Arc<dyn Provisioner>, metrics: Metrics) -> Self {
         let releases = TaskTracker::new();
         let cold_starts = ColdStarts::new(config.max_cold_starts, metrics.clone());
-        let shared = Arc::new(Shared { config, provisioner, cold_starts, metrics, releases: releases.clone() });
-        let app = axum::Router::new()
-            .route("/route", any(handlers::route))
-            .route("/prewarm", any(handlers::prewarm))
-            .route("/complete", any(handlers::complete))
-            .route("/healthz", any(|| async { StatusCode::OK }))
-            .fallback(answer::not_found)
-            .with_state(shared);
+        let document = openapi::document(&config).into();
+        let shared =
+            Arc::new(Shared { config, provisioner, cold_starts, metrics, releases: releases.clone(), document });
+        let app = endpoints::ENDPOINTS
+            .iter()
+            .fold(axum::Router::new(), |app, endpoint| app.route(endpoint.path, (endpoint.handler)()));
+        let app = app.fallback(answer::not_found).with_state(shared);
         Self { app, releases }
     }
 

@@ -15,9 +15,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::families::build_farm::args::FarmArgs;
-use crate::families::build_farm::controller::Controller;
+use crate::families::build_farm::controller::{Controller, Seen};
 use crate::families::build_farm::directory;
-use crate::families::build_farm::metrics::Metrics as ControllerMetrics;
+use crate::families::build_farm::figures::Figures;
+use crate::families::build_farm::metrics::{DaemonMetrics, Metrics as ControllerMetrics};
 use crate::families::build_farm::provisioner::Farm;
 use crate::families::build_farm::settings::Settings;
 use crate::families::build_farm::truth::ask::{Truth, Witnesses};
@@ -189,13 +190,16 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
     if roles.contains(&Role::Controller) || roles.contains(&Role::Route) {
         let view = View::start(&client, &settings, &args.farm.buildkitd_configmap, &shutdown.closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
+        let daemons = DaemonMetrics::register(&mut registry);
+        let figures = Figures::start(view.clone(), daemons, shutdown.leaving.clone());
         readiness.set("caches", false);
         tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));
         if let Some((config, listener)) = api {
             let timeouts = Timeouts::new(config.route_wait);
             config.auth.register_metrics(&mut registry);
             tasks.spawn(config.auth.clone().keep_fresh(shutdown.closing.clone()));
-            let farm = Farm::new(client.clone(), view.clone(), writer.clone(), settings.clone(), config.route_wait);
+            let (view, writer) = (view.clone(), writer.clone());
+            let farm = Farm::new(client.clone(), view, writer, figures.clone(), settings.clone(), config.route_wait);
             let router = Router::new(config, Arc::new(farm), router::Metrics::register(&mut registry));
             tasks.spawn(router::run(listener, router, timeouts, shutdown.closing.clone()));
         }
@@ -210,7 +214,8 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
                 own: streams.clone(),
             };
             let truth = Truth::start(client.clone(), view.clone(), witnesses, shutdown.leaving.clone());
-            let controller = Controller::new(client.clone(), view, writer, settings.clone(), metrics, truth);
+            let witnesses = Seen { truth, figures };
+            let controller = Controller::new(client.clone(), view, writer, settings.clone(), metrics, witnesses);
             tasks.spawn(controller.run(leading, shutdown.leaving.clone()));
         }
     }

@@ -12,7 +12,7 @@ use bollard_buildkit_proto::google::protobuf::Timestamp as ProtoTimestamp;
 use bollard_buildkit_proto::moby::buildkit::v1::control_client::ControlClient;
 use bollard_buildkit_proto::moby::buildkit::v1::{
     BuildHistoryEventType, BuildHistoryRecord, BuildHistoryRequest, DiskUsageRequest, InfoRequest, ListWorkersRequest,
-    PruneRequest,
+    PruneRequest, StatusRequest, Vertex as ProtoVertex,
 };
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
@@ -22,9 +22,11 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
 use super::observation::{Build, Identity};
+use super::progress::Vertex;
 
-/// Finished builds that are asked for.
-const HISTORY: i32 = 50;
+/// Finished builds that are asked for, and kept where more are told.
+const HISTORY: usize = 50;
+const LIMIT: i32 = 50;
 
 /// Largest answer that is read. BuildKit itself sends 16 MiB at most.
 const MESSAGE_MAX: usize = 16 << 20;
@@ -155,7 +157,7 @@ impl Daemon {
     /// When the daemon does not answer in time, or refuses.
     pub async fn builds(&self, history: bool, within: Duration) -> Result<Builds, AskDaemon> {
         let request =
-            BuildHistoryRequest { active_only: !history, early_exit: true, limit: HISTORY, ..Default::default() };
+            BuildHistoryRequest { active_only: !history, early_exit: true, limit: LIMIT, ..Default::default() };
         let mut client = self.client.clone();
         self.call("ListenBuildHistory", within, async move {
             let mut events = client.listen_build_history(request).await?.into_inner();
@@ -164,13 +166,31 @@ impl Daemon {
                 let kind = event.r#type();
                 match (kind, event.record) {
                     (BuildHistoryEventType::Started, Some(record)) => builds.active.push(build(record)),
-                    (BuildHistoryEventType::Complete, Some(record)) => builds.finished.push(build(record)),
+                    (BuildHistoryEventType::Complete, Some(record)) => builds.finish(build(record)),
                     (BuildHistoryEventType::Deleted, _) | (_, None) => {}
                 }
             }
+            builds.keep_newest();
             Ok(builds)
         })
         .await
+    }
+
+    /// Tells what becomes of the vertices of a running build, until it ends.
+    ///
+    /// # Errors
+    /// When the daemon goes away, or refuses.
+    pub async fn follow(&self, reference: &str, mut told: impl FnMut(Vertex)) -> Result<(), AskDaemon> {
+        let mut client = self.client.clone();
+        let request = StatusRequest { r#ref: reference.to_owned() };
+        let followed = async {
+            let mut updates = client.status(request).await?.into_inner();
+            while let Some(update) = updates.message().await? {
+                update.vertexes.into_iter().map(vertex).for_each(&mut told);
+            }
+            Ok(())
+        };
+        followed.await.map_err(|status| self.refused("Status", &status))
     }
 
     /// What serves on the socket.
@@ -208,8 +228,7 @@ impl Daemon {
             }))
         });
         match usage.await {
-            // The daemon's limit, and ours.
-            Err(AskDaemon::Refused(_, _, Code::ResourceExhausted | Code::OutOfRange, _)) => Ok(None),
+            Err(error) if error.is_too_large() => Ok(None),
             usage => usage.map(Some),
         }
     }
@@ -242,13 +261,48 @@ impl Daemon {
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, AskDaemon> {
         let answer = timeout(within, call).await.map_err(|_| AskDaemon::Silent(self.address.clone(), name, within))?;
-        answer.map_err(|status| {
-            if nobody_listens(&status) {
-                AskDaemon::Gone(self.address.clone())
-            } else {
-                AskDaemon::Refused(self.address.clone(), name, status.code(), status.message().to_owned())
-            }
-        })
+        answer.map_err(|status| self.refused(name, &status))
+    }
+
+    fn refused(&self, name: &'static str, status: &Status) -> AskDaemon {
+        if nobody_listens(status) {
+            AskDaemon::Gone(self.address.clone())
+        } else {
+            AskDaemon::Refused(self.address.clone(), name, status.code(), status.message().to_owned())
+        }
+    }
+}
+
+impl AskDaemon {
+    /// Whether the answer was larger than a message may be: by the daemon's
+    /// limit, or by ours.
+    pub fn is_too_large(&self) -> bool {
+        matches!(self, Self::Refused(_, _, Code::ResourceExhausted | Code::OutOfRange, _))
+    }
+}
+
+impl Builds {
+    /// Older daemons know no limit, and tell all that they have.
+    fn finish(&mut self, build: Build) {
+        self.finished.push(build);
+        if self.finished.len() > 4 * HISTORY {
+            self.keep_newest();
+        }
+    }
+
+    fn keep_newest(&mut self) {
+        self.finished.sort_by_key(|build| std::cmp::Reverse(build.completed));
+        self.finished.truncate(HISTORY);
+    }
+}
+
+fn vertex(vertex: ProtoVertex) -> Vertex {
+    Vertex {
+        digest: vertex.digest,
+        name: vertex.name,
+        cached: vertex.cached,
+        started: vertex.started.and_then(timestamp),
+        completed: vertex.completed.is_some(),
     }
 }
 
@@ -275,6 +329,7 @@ fn build(record: BuildHistoryRecord) -> Build {
         steps_cached: count(record.num_cached_steps),
         steps_completed: count(record.num_completed_steps),
         error: record.error.map(|status| outward(status.code, &status.message)),
+        step: None,
     }
 }
 

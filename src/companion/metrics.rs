@@ -7,6 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
@@ -30,25 +31,51 @@ pub struct ReasonLabel {
     pub reason: &'static str,
 }
 
+/// Whether the cache answered.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CachedLabel {
+    /// `true` or `false`.
+    pub cached: &'static str,
+}
+
+const BUILD_SECONDS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 20.0, 45.0, 90.0, 180.0, 360.0, 900.0, 1800.0, 3600.0];
+
 /// What happened since this process began.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Counters {
     builds: Family<ResultLabel, Counter>,
-    steps: Counter,
-    cached_steps: Counter,
-    build_seconds: Counter<f64, std::sync::atomic::AtomicU64>,
+    steps: Family<CachedLabel, Counter>,
+    durations: Histogram,
     prunes: Family<ReasonLabel, Counter>,
     pruned_bytes: Counter,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        let steps = Family::<CachedLabel, Counter>::default();
+        // A series that exists from the start lets a share be computed.
+        for cached in ["true", "false"] {
+            drop(steps.get_or_create(&CachedLabel { cached }));
+        }
+        Self {
+            builds: Family::default(),
+            steps,
+            durations: Histogram::new(BUILD_SECONDS),
+            prunes: Family::default(),
+            pruned_bytes: Counter::default(),
+        }
+    }
 }
 
 impl Counters {
     /// Adds the counters to a registry.
     pub fn register(&self, registry: &mut Registry) {
-        let registry = registry.sub_registry_with_prefix("buildkit_operator_companion");
+        let registry = registry.sub_registry_with_prefix("buildkit_operator");
+        let help = "Steps of the builds that ended, by whether the cache answered them";
+        registry.register("build_steps", help, self.steps.clone());
+        registry.register("build_duration_seconds", "Duration of the builds that ended", self.durations.clone());
+        let registry = registry.sub_registry_with_prefix("companion");
         registry.register("builds", "Builds that ended", self.builds.clone());
-        registry.register("build_steps", "Steps of the builds that ended", self.steps.clone());
-        registry.register("build_steps_cached", "Steps that the cache answered", self.cached_steps.clone());
-        registry.register("build_seconds", "Duration of the builds that ended", self.build_seconds.clone());
         registry.register("prunes", "Prunes of the cache for want of room", self.prunes.clone());
         registry.register("pruned_bytes", "Bytes that these prunes removed", self.pruned_bytes.clone());
     }
@@ -57,10 +84,12 @@ impl Counters {
     pub fn ended(&self, build: &Build) {
         let result = if build.error.is_none() { "ok" } else { "error" };
         self.builds.get_or_create(&ResultLabel { result }).inc();
-        self.steps.inc_by(build.steps_total.into());
-        self.cached_steps.inc_by(build.steps_cached.into());
+        let executed = build.steps_total.saturating_sub(build.steps_cached);
+        for (cached, steps) in [("true", build.steps_cached), ("false", executed)] {
+            self.steps.get_or_create(&CachedLabel { cached }).inc_by(steps.into());
+        }
         if let (Some(started), Some(completed)) = (build.started, build.completed) {
-            self.build_seconds.inc_by(completed.duration_since(started).as_secs_f64().max(0.0));
+            self.durations.observe(completed.duration_since(started).as_secs_f64().max(0.0));
         }
     }
 

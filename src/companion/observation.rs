@@ -5,15 +5,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A point on the monotonic clock: time since the process began.
 pub type Moment = Duration;
 
 /// One build as BuildKit's history tells it. Neither arguments nor commands
 /// are kept: they may hold secrets, and build steps can read what we serve.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Build {
     /// BuildKit's id of the build.
     #[serde(rename = "ref")]
@@ -22,7 +22,7 @@ pub struct Build {
     pub started: Option<Timestamp>,
     /// When it ended.
     pub completed: Option<Timestamp>,
-    /// Steps in all.
+    /// Steps in all; 0 where they are not counted.
     pub steps_total: u32,
     /// Steps that the cache answered.
     pub steps_cached: u32,
@@ -30,11 +30,13 @@ pub struct Build {
     pub steps_completed: u32,
     /// How it failed: `exit code: 137`, or the name of a status code.
     pub error: Option<String>,
+    /// Of a build that runs, the step that has run longest, without its command.
+    pub step: Option<String>,
 }
 
 /// What serves on the socket.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Identity {
     /// BuildKit's version.
     pub version: String,

@@ -10,7 +10,8 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::daemon::{AskDaemon, Daemon};
+use super::daemon::{AskDaemon, Builds, Daemon};
+use super::follow::Followers;
 use super::metrics::Counters;
 use super::observation::{Answer, Gate, Moment, Observation};
 
@@ -24,6 +25,22 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often finished builds are asked for when nothing else says to: a build
 /// may be shorter than the pause between two questions.
 const HISTORY_EVERY: Duration = Duration::from_secs(2);
+
+/// How much later it is asked for a history that was too large to be told.
+const HISTORY_TOO_LARGE: Duration = Duration::from_secs(300);
+
+/// What an answer told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// Which builds run, and which ended.
+    WithHistory,
+    /// Which builds run, but the history was too large.
+    TooMuch,
+    /// Which builds run.
+    Active,
+    /// Nothing: there was no answer.
+    Nothing,
+}
 
 /// The monotonic clock of this process.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +77,7 @@ pub struct Observer {
 impl Observer {
     /// Watches for ever.
     pub async fn run(self) {
+        let mut followers = Followers::new(self.daemon.clone());
         let mut gate = self.gate.subscribe();
         let mut history_at: Option<Moment> = None;
         loop {
@@ -67,8 +85,11 @@ impl Observer {
             // A drain is decided on what ended a moment ago, too.
             let due = history_at.is_none_or(|at| asked.saturating_sub(at) >= HISTORY_EVERY);
             let history = due || *gate.borrow_and_update() != Gate::Open;
-            if self.look(asked, history).await {
-                history_at = Some(asked);
+            match self.look(asked, history, &mut followers).await {
+                Told::WithHistory => history_at = Some(asked),
+                // Nothing makes it smaller soon.
+                Told::TooMuch => history_at = Some(asked + HISTORY_TOO_LARGE),
+                Told::Active | Told::Nothing => {}
             }
             tokio::select! {
                 () = sleep(TICK) => {}
@@ -77,8 +98,8 @@ impl Observer {
         }
     }
 
-    /// Asks once. Returns whether finished builds were told.
-    async fn look(&self, asked: Moment, history: bool) -> bool {
+    /// Asks once. Returns what was told.
+    async fn look(&self, asked: Moment, history: bool, followers: &mut Followers) -> Told {
         let before = self.observation.borrow().clone();
         let mut question = pin!(self.ask(&before, history));
         let answer = match timeout(LATE, &mut question).await {
@@ -90,8 +111,9 @@ impl Observer {
         };
         let now = self.clock.now();
         match answer {
-            Ok(answer) => {
-                let (told, process) = (answer.finished.is_some(), answer.process);
+            Ok((mut answer, told)) => {
+                followers.complete(&mut answer.active);
+                let process = answer.process;
                 self.publish(before.answered(answer, asked, now, Timestamp::now()));
                 self.gate.send_if_modified(|gate| {
                     let seen = gate.seen(process);
@@ -101,27 +123,41 @@ impl Observer {
             }
             Err(AskDaemon::Gone(_)) => {
                 self.publish(before.gone(asked, now));
-                false
+                Told::Nothing
             }
             Err(error) => {
                 tracing::debug!(%error, "the daemon does not answer");
                 let last = self.observation.borrow().clone();
                 self.publish(last.silent(asked, now));
-                false
+                Told::Nothing
             }
         }
     }
 
-    async fn ask(&self, before: &Observation, history: bool) -> Result<Answer, AskDaemon> {
-        let mut builds = self.daemon.builds(history, PATIENCE).await?;
-        let mut told = history;
+    async fn ask(&self, before: &Observation, history: bool) -> Result<(Answer, Told), AskDaemon> {
+        let (mut builds, mut told) = self.builds(history).await?;
         if !history && before.differs(&builds.active) {
-            builds = self.daemon.builds(true, PATIENCE).await?;
-            told = true;
+            (builds, told) = self.builds(true).await?;
         }
         let process = self.daemon.process();
         let identity = if process == before.process { None } else { Some(self.daemon.identity(PATIENCE).await?) };
-        Ok(Answer { active: builds.active, finished: told.then_some(builds.finished), identity, process })
+        let finished = (told == Told::WithHistory).then_some(builds.finished);
+        Ok((Answer { active: builds.active, finished, identity, process }, told))
+    }
+
+    /// A history that cannot be told must not hide what runs.
+    async fn builds(&self, history: bool) -> Result<(Builds, Told), AskDaemon> {
+        if !history {
+            return Ok((self.daemon.builds(false, PATIENCE).await?, Told::Active));
+        }
+        match self.daemon.builds(true, PATIENCE).await {
+            Ok(builds) => Ok((builds, Told::WithHistory)),
+            Err(error) if error.is_too_large() => {
+                tracing::warn!(%error, "the daemon's history is too large to be read");
+                Ok((self.daemon.builds(false, PATIENCE).await?, Told::TooMuch))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn publish(&self, next: Observation) {

@@ -2,7 +2,7 @@
 //!
 //! The reconcile is observe → validate → build → apply → status. What decides
 //! is pure: [`lifecycle`], [`roll`], [`health`], [`validate`], [`build`],
-//! [`status`], [`moment`], [`ledger`] and [`truth`].
+//! [`status`], [`moment`], [`ledger`], [`truth`] and [`project`].
 //! The rest carries it out.
 
 pub mod api;
@@ -10,11 +10,13 @@ pub mod args;
 pub mod build;
 pub mod controller;
 pub mod directory;
+pub mod figures;
 pub mod health;
 pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;
 pub mod moment;
+pub mod project;
 pub mod provisioner;
 pub mod roll;
 pub mod scheduling;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::coldstart::{ColdStartError, Position};
 use super::request::BadRequest;
@@ -16,7 +17,7 @@ use crate::provisioner::{BuildId, ProvisionError};
 pub(super) const IGNORED_FIELDS: HeaderName = HeaderName::from_static("x-buildkit-operator-ignored-fields");
 
 /// What a daemon that did not become ready was last waiting for.
-const WAITING_FOR: HeaderName = HeaderName::from_static("x-buildkit-operator-waiting-for");
+pub(super) const WAITING_FOR: HeaderName = HeaderName::from_static("x-buildkit-operator-waiting-for");
 
 /// About one cold start: what a queue of one round takes.
 const COLD_START: Duration = Duration::from_secs(10);
@@ -37,13 +38,20 @@ pub(super) struct Answer {
 }
 
 /// The body of `/route` and `/prewarm`; the order of the fields is part of it.
-#[derive(Debug, Serialize)]
-struct Endpoint<'a> {
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Endpoint<'a> {
+    /// Routing key of the project.
+    #[schema(value_type = String)]
     key: &'a ProjectKey,
+    /// For `/complete`; a capability. Absent from the answer to `/prewarm`.
     #[serde(rename = "buildId", skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[0-9a-f]{16}$", required = false, nullable = false)]
     build_id: Option<&'a str>,
+    /// Where the client reaches the daemon.
     endpoint: String,
+    /// Namespace of the daemon.
     namespace: &'a str,
+    /// Whether the daemon takes builds now.
     ready: bool,
 }
 
@@ -66,12 +74,17 @@ impl Answer {
         Self::json(StatusCode::ACCEPTED, &body, "prewarmed")
     }
 
+    /// What is asked to be shown.
+    pub(super) fn shown(body: &impl Serialize) -> Result<Self, Refusal> {
+        Self::json(StatusCode::OK, body, "shown")
+    }
+
     /// A build has ended.
     pub(super) fn completed(verdict: &'static str) -> Self {
         Self { status: StatusCode::NO_CONTENT, json: None, verdict }
     }
 
-    fn json(status: StatusCode, body: &Endpoint<'_>, verdict: &'static str) -> Result<Self, Refusal> {
+    fn json(status: StatusCode, body: &impl Serialize, verdict: &'static str) -> Result<Self, Refusal> {
         let json = serde_json::to_string(body).map_err(|e| Refusal::internal(format!("write the answer: {e}")))?;
         Ok(Self { status, json: Some(json + "\n"), verdict })
     }
@@ -147,6 +160,21 @@ impl Refusal {
     /// Anything but POST.
     pub(super) fn method_not_allowed() -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "POST only").with(header::ALLOW, HeaderValue::from_static("POST"))
+    }
+
+    /// Anything but GET, of what can only be read.
+    pub(super) fn read_only() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "GET only").with(header::ALLOW, HeaderValue::from_static("GET, HEAD"))
+    }
+
+    /// A method that not even a probe may use.
+    pub(super) fn unknown_method(allowed: &str) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "unknown method").with(header::ALLOW, header_text(allowed))
+    }
+
+    /// No such project, or none that the caller may know of.
+    pub(super) fn no_such_project() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "no such project")
     }
 
     /// We are at fault.

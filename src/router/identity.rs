@@ -17,7 +17,7 @@ use crate::identity::{Refused, Verified, token};
 use crate::issuers::{Issuers, Metrics, Rejected};
 
 /// Carries the admin token.
-const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-buildkit-operator-admin-token");
+pub(super) const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-buildkit-operator-admin-token");
 
 /// A token. Only its hash is kept, so that neither a log nor a memory dump
 /// shows it, and so that comparing takes the same time for every length.
@@ -121,6 +121,16 @@ impl Identity {
     }
 }
 
+/// Whether a caller may know of the projects of a repository, given as it is
+/// normalised. The one place where that is decided.
+pub(super) fn may_see(identity: &Identity, repo: &str) -> bool {
+    match identity {
+        Identity::Verified(verified) => verified.repo.as_str() == repo,
+        // These may route builds of every repository.
+        Identity::Admin | Identity::Bearer | Identity::Open => true,
+    }
+}
+
 /// Why a caller has no identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
@@ -174,6 +184,11 @@ impl Auth {
             }
         };
         tokio::join!(issuers, tokens);
+    }
+
+    /// Whether anybody may call.
+    pub(super) fn is_open(&self) -> bool {
+        self.open
     }
 
     /// Tells who calls. `may_verify` is asked before the work of verifying a

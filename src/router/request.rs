@@ -53,6 +53,10 @@ pub(super) enum BadRequest {
     NeedBuildId,
     #[error("malformed buildId")]
     MalformedBuildId,
+    #[error("{name} must be {want}")]
+    Parameter { name: &'static str, want: &'static str },
+    #[error("{0}")]
+    Query(#[source] axum::extract::rejection::QueryRejection),
     #[error("unknown field {0:?}, and no buildId")]
     UnknownWithoutId(String),
 }

@@ -121,6 +121,15 @@ impl Server {
         Ok((status, serde_json::from_str(&text).unwrap_or(Value::String(text))))
     }
 
+    /// Reads a path and returns status and answer.
+    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<(u16, Value)> {
+        let response = self.http.get(format!("http://{}{path}", self.api).parse()?).await?;
+        let status = response.status().as_u16();
+        let bytes = response.into_body().collect().await?.to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Ok((status, serde_json::from_str(&text).unwrap_or(Value::String(text))))
+    }
+
     /// Routes a build and returns the answer.
     pub(crate) async fn route(&self, repo: &str) -> anyhow::Result<Value> {
         let (status, answer) = self.post("/route", &json!({"repo": repo, "arch": "amd64"})).await?;

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests read clocks, files and the environment")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
+mod conformance;
 mod farm;
 mod harness;
 mod harness_checks;
@@ -12,6 +13,7 @@ mod lifecycle;
 mod projects;
 mod routes;
 mod truth;
+mod view;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -90,6 +92,11 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(identities::two_pull_requests_of_one_repository_get_two_daemons).limit(Duration::from_secs(150)),
         test!(identities::a_job_ends_its_own_builds_on_every_replica),
         test!(identities::a_rotated_token_is_accepted_without_a_restart),
+        test!(view::a_project_tells_what_its_daemon_does_until_it_is_at_zero),
+        test!(view::what_builds_told_is_written_once_each),
+        test!(view::a_companion_that_does_not_answer_is_no_reason_to_wait),
+        test!(conformance::an_open_api_is_as_documented).limit(Duration::from_secs(900)),
+        test!(conformance::an_api_with_a_token_is_as_documented).limit(Duration::from_secs(900)),
         test!(wire::every_recorded_exchange_comes_out_the_same).limit(Duration::from_secs(180)),
     ]
 }

@@ -9,6 +9,7 @@
 )]
 
 mod fixture;
+mod histories;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -69,9 +70,42 @@ async fn a_build_holds_its_daemon_until_it_has_ended() {
     let finished = &builds["finished"][0];
     assert!(finished["completed"].is_string() && finished["error"].is_null(), "{builds}");
     assert!(finished["stepsTotal"].as_u64() >= Some(3), "{builds}");
+    assert_eq!(companion.metric("buildkit_operator_build_duration_seconds_count").await, Some(1.0));
+    assert!(companion.metric("buildkit_operator_build_duration_seconds_sum").await > Some(4.0));
     assert_eq!(companion.metric("buildkit_operator_companion_builds_total{result=\"ok\"}").await, Some(1.0));
     assert_eq!(companion.metric("buildkit_operator_companion_active_builds").await, Some(0.0));
     assert!(companion.metric("buildkit_operator_companion_daemon_resident_bytes").await > Some(1e6));
+}
+
+/// While it runs: the steps so far, and at which step it is. Again: from the cache.
+#[tokio::test]
+async fn a_build_tells_its_steps_while_it_runs_and_what_the_cache_answered_after() {
+    let daemon = Buildkitd::start().await;
+    let companion = Companion::ready(&daemon, &[]).await;
+    let build = daemon.build(&["sleep", "3"]).await;
+    let mut told = serde_json::Value::Null;
+    until("the step is told", S(5), async || {
+        told = companion.json("/builds").await["active"][0].clone();
+        told["step"].as_str().is_some_and(|step| step.ends_with("RUN"))
+    })
+    .await;
+    assert_eq!(told["step"], "[2/2] RUN", "without its command: {told}");
+    assert!(told["stepsTotal"].as_u64() >= Some(3) && told["stepsCompleted"].as_u64() >= Some(1), "{told}");
+    assert!(told["stepsCompleted"].as_u64() < told["stepsTotal"].as_u64(), "{told}");
+    build.succeeds().await;
+    daemon.build_again(&["sleep", "3"]).await.succeeds().await;
+    until("both builds have ended", S(5), async || {
+        companion.json("/builds").await["finished"].as_array().unwrap().len() == 2
+    })
+    .await;
+    let finished = companion.json("/builds").await["finished"].clone();
+    let (again, first) = (&finished[0], &finished[1]);
+    assert_eq!((first["stepsCached"].as_u64(), again["error"].as_str()), (Some(0), None), "{finished}");
+    assert!(again["stepsCached"].as_u64() >= Some(2), "the copy and the run: {finished}");
+    assert!(again["stepsTotal"].as_u64() >= again["stepsCached"].as_u64(), "{finished}");
+    let cached = companion.metric("buildkit_operator_build_steps_total{cached=\"true\"}").await;
+    assert_eq!(cached, again["stepsCached"].as_f64());
+    assert!(companion.metric("buildkit_operator_build_steps_total{cached=\"false\"}").await >= Some(3.0));
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use bko_install::companion::observation::{Build, Link, Observation};
 use bko_install::companion::prune::{Reason, Volume};
 use bko_install::companion::upkeep::Sample;
 use bko_install::companion::watch::Watch;
-use bko_install::families::build_farm::metrics::Metrics as ControllerMetrics;
+use bko_install::families::build_farm::metrics::{DaemonMetrics, Metrics as ControllerMetrics};
 use bko_install::gateway::metrics::{CloseLabels, Metrics, RejectedLabels};
 use bko_install::gateway::{Close, Rejection};
 use bko_install::issuers;
@@ -66,7 +66,8 @@ async fn the_page_names_every_metric_of_every_role() {
     let sections: BTreeMap<&str, &str> =
         page.split("\n## ").skip(1).map(|section| section.split_once('\n').unwrap()).collect();
     type Register = fn(&mut Registry);
-    let roles: [(&str, Register); 5] = [
+    let roles: [(&str, Register); 6] = [
+        ("Daemons", |registry| DaemonMetrics::register(registry).tell("p1", Some(1))),
         ("Controller", |registry| ControllerMetrics::default().register(registry)),
         ("Routing API", |registry| drop(router::Metrics::register(registry))),
         ("Identity providers", identities),

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 24] = [
+const CORE: [&str; 26] = [
     "names.rs",
     "key.rs",
     "identity.rs",
@@ -19,11 +19,13 @@ const CORE: [&str; 24] = [
     "certificate/declare.rs",
     "plan.rs",
     "plan",
+    "provisioner/project.rs",
     "readiness.rs",
     "readiness",
     "sni.rs",
     "families/build_farm/ledger.rs",
     "families/build_farm/lifecycle.rs",
+    "families/build_farm/project.rs",
     "families/build_farm/status.rs",
     "families/build_farm/validate.rs",
     "families/build_farm/settings.rs",

@@ -14,6 +14,9 @@ mod cancel;
 mod connections;
 mod memory;
 mod oidc;
+mod openapi;
+mod projects;
+mod ps;
 mod wire;
 
 #[path = "../vectors/differences.rs"]

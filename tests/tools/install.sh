@@ -4,7 +4,8 @@
 #   1. Debian packages, when some are missing (as root, or by sudo without a password);
 #   2. Kubernetes, BuildKit, buildx, CoreDNS and rootlesskit, built with Go from
 #      the module proxy, as their go.mod beside this script pins them;
-#   3. image archives: pause, busybox, and the rootless BuildKit.
+#   3. image archives: pause, busybox, and the rootless BuildKit;
+#   4. schemathesis, which tries the HTTP API, from PyPI.
 #
 # `install.sh lint` installs cargo-deny, which only `make lint` needs.
 #
@@ -38,6 +39,7 @@ busybox-static busybox
 uidmap newuidmap
 libcap2-bin setcap
 util-linux unshare
+python3-venv python3
 gcc cc
 libc6-dev /usr/include/stdlib.h
 ca-certificates /etc/ssl/certs/ca-certificates.crt
@@ -208,6 +210,19 @@ cargo_deny() {
     ln -sf "$folder/bin/cargo-deny" "$bin/cargo-deny"
 }
 
+schemathesis() {
+    local version=4.32.5 folder
+    folder=${bin%/bin}/schemathesis-$version
+    if [ ! -x "$folder/bin/schemathesis" ]; then
+        command -v python3 >/dev/null || fail "Python is not installed" "install Python 3.10 or newer"
+        say "installing schemathesis $version"
+        rm -rf "$folder"
+        { python3 -m venv "$folder" && "$folder/bin/pip" install --quiet "schemathesis==$version"; } >&2 ||
+            { rm -rf "$folder" && fail "schemathesis $version could not be installed" "see above; Debian has venv in python3-venv"; }
+    fi
+    ln -sf "$folder/bin/schemathesis" "$bin/schemathesis"
+}
+
 mkdir -p "$bin"
 if [ "${1:-}" = images ]; then # this script again, as root
     images
@@ -221,6 +236,7 @@ if [ "${1:-}" = lint ]; then
 fi
 debian_packages
 for module in kubernetes buildkit buildx coredns rootlesskit; do go_tools $module; done
+schemathesis
 stamp=$bin/.images-$(key "$0" "$here/pause.c" "$here"/{buildkit,rootlesskit}/go.mod)
 if [ ! -e "$stamp" ]; then
     can_be_root || fail "making images with file capabilities needs root" "run: sudo BKO_CACHE=${bin%/bin} $here/install.sh"

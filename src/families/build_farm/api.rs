@@ -4,12 +4,15 @@
 #![allow(unreachable_pub, reason = "the derived schema repeats the type within a function")]
 
 use k8s_openapi::api::core::v1::ResourceRequirements;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::key::Arch;
+
+/// Ended builds that a status remembers.
+pub const LAST_BUILDS: usize = 5;
 
 /// Builds that may be in flight at once on one project: the list's limit.
 pub const MAX_INFLIGHT: usize = 2000;
@@ -171,6 +174,13 @@ pub struct BuildProjectStatus {
     /// When a build was last granted the export to the cold cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_cache_export_grant: Option<Time>,
+    /// The builds that ended last, newest first, as BuildKit's history tells them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub last_builds: Vec<EndedBuild>,
+    /// Room on the cache volume when the last build ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheRoom>,
     /// Whether builds may be sent to the daemon, decided in one place.
     #[serde(default, skip_serializing_if = "Gate::is_initial")]
     pub gate: Gate,
@@ -178,6 +188,42 @@ pub struct BuildProjectStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A build that ended.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EndedBuild {
+    /// BuildKit's id of the build.
+    #[serde(rename = "ref")]
+    pub reference: String,
+    /// When it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<MicroTime>,
+    /// When it ended.
+    pub completed: MicroTime,
+    /// Steps in all; 0 where the daemon does not count them.
+    #[serde(default)]
+    pub steps_total: i32,
+    /// Of these, answered by the cache.
+    #[serde(default)]
+    pub steps_cached: i32,
+    /// Of these, done.
+    #[serde(default)]
+    pub steps_completed: i32,
+    /// How it failed: `exit code: 137`, or the name of a status code; empty when it did not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}
+
+/// Room on a cache volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CacheRoom {
+    /// Bytes in use.
+    pub bytes_used: i64,
+    /// Bytes in all.
+    pub bytes_total: i64,
 }
 
 /// A build that holds its daemon until it is released or expires.

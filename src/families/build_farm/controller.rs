@@ -26,14 +26,16 @@ use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use super::api::BuildProject;
+use super::api::{self, BuildProject};
 use super::build::config::BaseError;
 use super::build::{self, Resources};
+use super::figures::Figures;
 use super::health::{self, DaemonState};
-use super::ledger::{Closing, Operation};
+use super::ledger::{Closing, Ended, Operation};
 use super::lifecycle::{self, Want};
 use super::metrics::Metrics;
 use super::moment::{self, Moment};
+use super::project;
 use super::provisioner::endpoint;
 use super::settings::Settings;
 use super::status::{Facts, Report};
@@ -42,6 +44,7 @@ use super::validate::{Invalid, Valid, validate};
 use super::view::View;
 use super::writer::{WriteError, Writer, describe};
 use crate::names::CONTROLLER_MANAGER;
+use crate::provisioner::project::CacheRoom;
 use memory::Memory;
 use notify::Notifier;
 use scale::Scaled;
@@ -63,7 +66,16 @@ pub struct Controller {
     /// Ends of containers before this are of no interest.
     begun: Timestamp,
     truth: Arc<Truth>,
+    figures: Arc<Figures>,
     going_down: Semaphore,
+}
+
+/// Those who can tell what daemons do.
+pub struct Seen {
+    /// Asked before a daemon is taken down.
+    pub truth: Arc<Truth>,
+    /// Asks in the background.
+    pub figures: Arc<Figures>,
 }
 
 /// Why a reconcile is tried again.
@@ -98,7 +110,7 @@ impl Controller {
         writer: Arc<Writer>,
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
-        truth: Arc<Truth>,
+        Seen { truth, figures }: Seen,
     ) -> Arc<Self> {
         let namespace = settings.namespace.clone();
         Arc::new(Self {
@@ -115,6 +127,7 @@ impl Controller {
             memory: Mutex::default(),
             begun: Timestamp::now(),
             truth,
+            figures,
             going_down: Semaphore::new(GOING_DOWN),
             settings,
         })
@@ -369,13 +382,31 @@ impl Controller {
         let report = Report::new(facts, endpoint(&valid.key, &self.settings), generation);
         let before = self.view.project(key).map(|p| p.status_or_default()).unwrap_or_default();
         let moments = moment::told_by(&before, &report);
-        self.writer.submit(key, Operation::Report(Box::new(report)), STATUS_BUDGET).await?;
+        // Begun together, they are one write.
+        let written = self.writer.submit(key, Operation::Report(Box::new(report)), STATUS_BUDGET);
+        let (written, noted) = tokio::join!(written, self.note_builds(key));
+        written?;
+        noted?;
         moments.into_iter().for_each(|moment| self.notifier.tell(valid.project, moment));
         self.tell_ends(valid);
         Ok(match daemon {
             DaemonState::Troubled(_, left) if replicas > 0 => left,
             _ => None,
         })
+    }
+
+    /// Notes in the status which builds ended.
+    pub(super) async fn note_builds(&self, key: &str) -> Result<(), ReconcileError> {
+        let Some(told) = self.figures.of(key).filter(|told| !told.finished.is_empty()) else { return Ok(()) };
+        let builds = told.finished.iter().filter_map(project::remember).collect();
+        let bytes = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        let room = |room: CacheRoom| api::CacheRoom {
+            bytes_used: bytes(room.bytes_used),
+            bytes_total: bytes(room.bytes_total),
+        };
+        let ended = Ended { builds, cache: told.cache.map(room) };
+        self.writer.submit(key, Operation::Ended(Box::new(ended)), STATUS_BUDGET).await?;
+        Ok(())
     }
 
     /// Tells of containers that ended and were started again.

@@ -5,7 +5,7 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::api::{BuildProject, BuildProjectStatus, Gate, InflightEntry};
+use super::api::{BuildProject, BuildProjectStatus, CacheRoom, EndedBuild, Gate, InflightEntry, LAST_BUILDS};
 use super::lifecycle::{self, Want};
 use super::roll::{self, Cause, Roll, Seen};
 use super::settings::Settings;
@@ -33,10 +33,21 @@ pub enum Operation {
     Touch,
     /// What the reconcile observed.
     Report(Box<Report>),
+    /// What the daemon's history says of builds that ended.
+    Ended(Box<Ended>),
     /// The daemon is about to be taken down.
     CloseGate(Closing),
     /// The daemon may be used again.
     OpenGate,
+}
+
+/// Builds that ended, and the room on the cache volume then.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ended {
+    /// In any order.
+    pub builds: Vec<EndedBuild>,
+    /// Where it is known.
+    pub cache: Option<CacheRoom>,
 }
 
 /// Why a gate is closed, hence what must hold for it.
@@ -103,6 +114,7 @@ pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Setti
             report.apply(status, now);
             Outcome::Done
         }
+        Operation::Ended(ended) => remember_builds(status(project), ended),
         Operation::CloseGate(closing) => close(project, *closing, settings, now),
         Operation::OpenGate => set_gate(&mut status(project).gate, false),
     };
@@ -132,6 +144,22 @@ fn begin(project: &mut BuildProject, id: &str, settings: &Settings, now: Timesta
     if !fork {
         remember(&mut status.recent_build_times, now);
     }
+    Outcome::Done
+}
+
+/// Keeps the newest builds. Nothing changes unless one is new, so that a steady
+/// farm causes no write however often it is told of its history.
+fn remember_builds(status: &mut BuildProjectStatus, ended: &Ended) -> Outcome {
+    let known = |builds: &[EndedBuild], build: &EndedBuild| builds.iter().any(|b| b.reference == build.reference);
+    let mut builds = status.last_builds.clone();
+    builds.extend(ended.builds.iter().filter(|build| !known(&status.last_builds, build)).cloned());
+    builds.sort_by_key(|build| std::cmp::Reverse(build.completed.0));
+    builds.truncate(LAST_BUILDS);
+    if builds.iter().all(|build| known(&status.last_builds, build)) {
+        return Outcome::Nothing;
+    }
+    status.last_builds = builds;
+    status.cache = ended.cache.or(status.cache);
     Outcome::Done
 }
 
@@ -260,6 +288,34 @@ mod tests {
         assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 1 });
         assert_eq!(apply(&mut p, &Operation::OpenGate, &settings, at(5001)), Outcome::Done);
         assert_eq!(p.status_or_default().gate, Gate { closed: false, epoch: 2 });
+    }
+
+    #[test]
+    fn the_last_builds_are_kept_and_nothing_changes_without_a_new_one() {
+        let build = |reference: &str, second| EndedBuild {
+            reference: reference.into(),
+            started: None,
+            completed: at(second).into(),
+            steps_total: 3,
+            steps_cached: 1,
+            steps_completed: 3,
+            error: String::new(),
+        };
+        let ended = |builds: Vec<EndedBuild>, used| {
+            Operation::Ended(Box::new(Ended { builds, cache: Some(CacheRoom { bytes_used: used, bytes_total: 9 }) }))
+        };
+        let (mut p, settings) = (project("p1", &[], None), Settings::default());
+        let told: Vec<_> = (0..8).map(|i| build(&i.to_string(), 10 * i)).collect();
+        assert_eq!(apply(&mut p, &ended(told.clone(), 1), &settings, at(100)), Outcome::Done);
+        let refs = |p: &BuildProject| {
+            p.status_or_default().last_builds.iter().map(|b| b.reference.clone()).collect::<String>()
+        };
+        assert_eq!(refs(&p), "76543");
+        assert_eq!(apply(&mut p, &ended(told, 2), &settings, at(110)), Outcome::Nothing);
+        assert_eq!(p.status_or_default().cache.map(|c| c.bytes_used), Some(1), "room alone is worth no write");
+        assert_eq!(apply(&mut p, &ended(vec![build("x", 75)], 3), &settings, at(120)), Outcome::Done);
+        assert_eq!((refs(&p).as_str(), p.status_or_default().cache.map(|c| c.bytes_used)), ("x7654", Some(3)));
+        assert_eq!(apply(&mut p, &ended(vec![build("old", 1)], 4), &settings, at(130)), Outcome::Nothing);
     }
 
     #[test]

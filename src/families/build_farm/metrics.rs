@@ -109,3 +109,38 @@ impl Metrics {
         );
     }
 }
+
+/// The project of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ProjectLabel {
+    /// Its key.
+    pub project: String,
+}
+
+/// Metrics of daemons, as their companions tell. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct DaemonMetrics {
+    /// Builds that BuildKit runs.
+    pub active_builds: Family<ProjectLabel, Gauge>,
+}
+
+impl DaemonMetrics {
+    /// Makes the metrics and registers them.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let help = "Builds that BuildKit runs on the project's daemon";
+        registry.register("buildkit_operator_daemon_active_builds", help, metrics.active_builds.clone());
+        metrics
+    }
+
+    /// What is known of a daemon: how many builds it runs, or nothing.
+    pub fn tell(&self, project: &str, active: Option<usize>) {
+        let label = ProjectLabel { project: project.to_owned() };
+        match active {
+            Some(builds) => {
+                self.active_builds.get_or_create(&label).set(i64::try_from(builds).unwrap_or(i64::MAX));
+            }
+            None => drop(self.active_builds.remove(&label)),
+        }
+    }
+}

@@ -6,18 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use tokio::time::{Instant, timeout_at};
 
 use super::api::{BuildProject, BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
+use super::figures::Figures;
 use super::health::DaemonState;
 use super::ledger::{Operation, Outcome};
+use super::project::{self, Known};
 use super::settings::Settings;
 use super::view::View;
 use super::writer::{WriteError, Writer, describe, passes};
 use crate::key::{Project, ProjectKey};
 use crate::names::CONTROLLER_MANAGER;
+use crate::provisioner::project::{Detail, Page, Selection};
 use crate::provisioner::{BuildId, ProvisionError, Provisioner, Released};
 
 /// Keeps daemons through the API server.
@@ -25,6 +29,7 @@ pub struct Farm {
     api: Api<BuildProject>,
     view: Arc<View>,
     writer: Arc<Writer>,
+    figures: Arc<Figures>,
     settings: Arc<Settings>,
     /// How long an API outage is waited out before a caller is told.
     budget: Duration,
@@ -39,11 +44,20 @@ impl Farm {
         client: Client,
         view: Arc<View>,
         writer: Arc<Writer>,
+        figures: Arc<Figures>,
         settings: Arc<Settings>,
         budget: Duration,
     ) -> Self {
         let api = Api::namespaced(client, &settings.namespace);
-        Self { api, view, writer, settings, budget }
+        Self { api, view, writer, figures, settings, budget }
+    }
+
+    /// Where the project's daemon is reached, and whether it takes builds now.
+    fn state(&self, project: &BuildProject) -> (String, bool) {
+        match project.name_any().parse() {
+            Ok(key) => (endpoint(&key, &self.settings), self.ready(&key)),
+            Err(_) => (String::new(), false),
+        }
     }
 
     async fn submit(&self, key: &ProjectKey, operation: Operation) -> Result<Outcome, ProvisionError> {
@@ -185,6 +199,32 @@ impl Provisioner for Farm {
 
     fn namespace(&self) -> &str {
         &self.settings.namespace
+    }
+
+    fn projects(&self, selection: &Selection<'_>) -> Page {
+        let now = Timestamp::now();
+        let mut taken = self.view.projects().state();
+        taken.retain(|p| {
+            let key = p.metadata.name.as_deref().unwrap_or_default();
+            selection.takes(key, &p.spec.repo, project::phase(p))
+        });
+        selection.page(
+            taken,
+            |p| p.metadata.name.as_deref().unwrap_or_default(),
+            |p| {
+                let (endpoint, ready) = self.state(p);
+                let told = self.figures.of(&p.name_any());
+                project::summary(Known { project: p, ready, told: told.as_deref() }, endpoint, &self.settings, now)
+            },
+        )
+    }
+
+    fn project(&self, key: &ProjectKey) -> Option<Detail> {
+        let found = self.view.project(key.as_str())?;
+        let (endpoint, ready) = self.state(&found);
+        let told = self.figures.of(key.as_str());
+        let known = Known { project: &found, ready, told: told.as_deref() };
+        Some(project::detail(known, endpoint, &self.settings, Timestamp::now()))
     }
 }
 

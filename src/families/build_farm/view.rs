@@ -134,6 +134,11 @@ impl View {
         self.pods.get(&ObjectRef::new(&format!("{}-0", key.daemon())).within(&self.namespace))
     }
 
+    /// The pods of all daemons.
+    pub fn pods(&self) -> Vec<Arc<Pod>> {
+        self.pods.state()
+    }
+
     /// The daemon's disruption budget.
     pub fn budget(&self, key: &ProjectKey) -> Option<Arc<PodDisruptionBudget>> {
         self.budgets.get(&ObjectRef::new(&key.daemon()).within(&self.namespace))
@@ -156,6 +161,11 @@ impl View {
     /// is wrong with a newer one.
     pub fn base(&self) -> (Base, Option<BaseError>) {
         self.base.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Tells those who wait for news of a key that there are some.
+    pub fn nudge(&self, key: &str) {
+        self.notify(key);
     }
 
     /// Wakes whenever something about the key changes. Enable the notification

@@ -113,12 +113,22 @@ impl Buildkitd {
 
     /// Starts a build with one step, and returns once the daemon works on it.
     pub(super) async fn build(&self, step: &[&str]) -> Build {
+        self.start_build(step, &["--no-cache"]).await
+    }
+
+    /// The same, from the cache where that can answer.
+    pub(super) async fn build_again(&self, step: &[&str]) -> Build {
+        self.start_build(step, &[]).await
+    }
+
+    async fn start_build(&self, step: &[&str], flags: &[&str]) -> Build {
         let step = serde_json::to_string(&[&["/bin/busybox"], step].concat()).unwrap();
         let dockerfile = format!("FROM scratch\nCOPY busybox /bin/busybox\nRUN {step}\n");
         fs::write(self.path("context/Dockerfile"), dockerfile).unwrap();
         let context = self.path("context").display().to_string();
         let mut child = Command::new(tool("buildctl"))
-            .args(["--addr", &self.address(), "build", "--progress", "plain", "--no-cache"])
+            .args(["--addr", &self.address(), "build", "--progress", "plain"])
+            .args(flags)
             .args(["--frontend", "dockerfile.v0"])
             .args(["--local", &format!("context={context}"), "--local", &format!("dockerfile={context}")])
             .stdout(Stdio::null())

@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bko_install::key::{Project, ProjectKey};
 use bko_install::names::BUILDS_NAMESPACE;
+use bko_install::provisioner::project::{Detail, InFlight, Page, Phase, Selection, Summary};
 use bko_install::provisioner::{BuildId, ProvisionError, Provisioner, Released};
 use tokio::sync::watch;
 
@@ -38,6 +39,8 @@ pub(crate) struct Seen {
 /// One project.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Daemon {
+    /// What it was made for.
+    pub(crate) project: Option<Project>,
     pub(crate) ready: bool,
     pub(crate) touched: usize,
     pub(crate) repo: String,
@@ -144,7 +147,9 @@ impl Provisioner for Memory {
         self.seen.send_modify(|seen| {
             born = !seen.projects.contains_key(&name);
             starts = seen.pods_become_ready;
-            seen.projects.entry(name.clone()).or_default().repo = project.repo.to_string();
+            let daemon = seen.projects.entry(name.clone()).or_default();
+            daemon.project = Some(project.clone());
+            daemon.repo = project.repo.to_string();
         });
         if born && starts {
             let (seen, start) = (self.seen.clone(), self.start);
@@ -223,6 +228,56 @@ impl Provisioner for Memory {
 
     fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    fn projects(&self, selection: &Selection<'_>) -> Page {
+        let seen = self.seen.borrow().clone();
+        let all = seen.projects.iter().map(|(key, daemon)| self.summary(key, daemon));
+        let taken = all.filter(|project| selection.takes(&project.key, &project.repo, project.phase)).collect();
+        selection.page(taken, |project| &project.key, Clone::clone)
+    }
+
+    fn project(&self, key: &ProjectKey) -> Option<Detail> {
+        let seen = self.seen.borrow().clone();
+        Some(Detail {
+            summary: self.summary(key.as_str(), seen.projects.get(key.as_str())?),
+            daemon: key.daemon(),
+            namespace: self.namespace.clone(),
+            tier: "warm".to_owned(),
+            security_profile: "rootless".to_owned(),
+            idle_seconds: 900,
+            cache_volume_gi: 60,
+            last_snapshot: None,
+            buildkit: None,
+            conditions: Vec::new(),
+            builds: Vec::new(),
+        })
+    }
+}
+
+impl Memory {
+    fn summary(&self, key: &str, daemon: &Daemon) -> Summary {
+        let project = daemon.project.clone().unwrap();
+        Summary {
+            key: key.to_owned(),
+            repo: project.repo.to_string(),
+            name: project.name,
+            target: project.target,
+            arch: project.arch,
+            fork: project.untrusted,
+            endpoint: self.endpoint(&key.parse().unwrap()),
+            phase: if daemon.ready { Phase::Warm } else { Phase::Scaling },
+            since: None,
+            reason: None,
+            ready: daemon.ready,
+            in_flight: InFlight { count: daemon.inflight.len(), since: None },
+            active_builds: None,
+            last_build: None,
+            last_used: None,
+            kept_by: None,
+            idle_at: None,
+            cache: None,
+        }
     }
 }
 

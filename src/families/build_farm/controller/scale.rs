@@ -91,6 +91,11 @@ impl Controller {
             }
             return Ok(self.deferred(key, &why));
         }
+        // What was built last stands in its history, which goes to sleep with it.
+        if !forced {
+            self.figures.look(key).await;
+            self.note_builds(key).await?;
+        }
         if self.writer.submit(key, Operation::CloseGate(closing), STATUS_BUDGET).await? == Outcome::StillWanted {
             return Ok(Scaled::to(1));
         }

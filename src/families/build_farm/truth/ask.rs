@@ -120,12 +120,15 @@ impl Truth {
     }
 }
 
+/// Where the companion of a daemon that runs can be asked; `None` without one.
+pub(in crate::families::build_farm) fn companion_of(pod: &Pod) -> Option<IpAddr> {
+    let mut sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    if sidecars.any(|container| container.name == COMPANION) { running(pod) } else { None }
+}
+
 async fn ask_companion(pod: Option<&Pod>) -> Daemon {
-    let Some((pod, ip)) = pod.and_then(|pod| Some((pod, running(pod)?))) else { return Daemon::Absent };
-    let sidecars = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
-    if !sidecars.into_iter().any(|container| container.name == COMPANION) {
-        return Daemon::Unwatched;
-    }
+    let Some(pod) = pod.filter(|pod| running(pod).is_some()) else { return Daemon::Absent };
+    let Some(ip) = companion_of(pod) else { return Daemon::Unwatched };
     match ask::<Builds>(SocketAddr::new(ip, COMPANION_PORT), "/builds", None, DEADLINE).await {
         Ok(builds) => builds.into(),
         Err(error) => Daemon::Silent(error.to_string()),

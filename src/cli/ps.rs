@@ -1,0 +1,202 @@
+//! `bko-install ps`: what runs where, from the routing API or from the cluster.
+#![expect(clippy::disallowed_methods, reason = "shell: ages are told at the time of asking")]
+
+mod changes;
+mod remote;
+mod source;
+mod table;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::exit::Failure;
+use super::{Global, report};
+use crate::names::{BUILDS_NAMESPACE, dns_label};
+use crate::provisioner::project::{Phase, Summary};
+use changes::Changes;
+use source::Source;
+use table::Look;
+
+/// How often a farm that is watched is asked.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// Columns of a page that nobody looks at in a terminal.
+const UNSEEN: u16 = 120;
+
+/// Show what runs where: daemons, their builds, what the cache answered, and when they go to zero
+#[derive(Debug, Args)]
+#[command(after_long_help = "Asks the routing API when its address is given, else the cluster of the kubeconfig. The \
+    cluster knows which builds were routed and which ended; which run, and at which step, only the routing API tells.")]
+pub struct PsArgs {
+    /// Go on: redraw on a terminal, else print what changes; Ctrl-C ends it
+    #[arg(long, short)]
+    watch: bool,
+    /// How to print
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// Show projects at zero, too
+    #[arg(long, short)]
+    all: bool,
+    /// Address of the routing API
+    #[arg(long, env = "BUILDKIT_OPERATOR_BUILDD_URL", value_name = "URL", help_heading = "Access")]
+    buildd_url: Option<String>,
+    /// Token of the routing API; better in the variable, since a command line can be read by others
+    #[arg(
+        long,
+        env = "BUILDKIT_OPERATOR_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        help_heading = "Access"
+    )]
+    token: Option<String>,
+    /// Token that lets its holder act for any repository
+    #[arg(
+        long,
+        env = "BUILDKIT_OPERATOR_ADMIN_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true,
+        help_heading = "Access"
+    )]
+    admin_token: Option<String>,
+    /// File with the authority of the routing API [default: those that Mozilla trusts]
+    #[arg(long, env = "BUILDKIT_OPERATOR_API_CA", value_name = "FILE", help_heading = "Access")]
+    api_ca: Option<PathBuf>,
+    /// Namespace of the daemons, when the cluster is asked
+    #[arg(long, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE, value_parser = dns_label, help_heading = "Access")]
+    namespace: String,
+    /// Never use colour, whatever its value (see <https://no-color.org>)
+    #[arg(long, env = "NO_COLOR", hide = true, default_value = "")]
+    no_color_by_environment: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Table,
+    /// One JSON document; with --watch one line for each change
+    Json,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The farm cannot be asked.
+pub fn run(args: PsArgs, global: &Global) -> Result<(), Failure> {
+    super::block_on(async {
+        let source = Source::new(&args, global).await?;
+        let screen = std::io::stdout().is_terminal();
+        let plain = global.no_color || !args.no_color_by_environment.is_empty();
+        match (args.watch, args.format) {
+            (false, _) => once(&args, &source, screen && !plain).await,
+            (true, Format::Table) if screen => {
+                let watched = tokio::select! {
+                    watched = redraw(&args, &source, !plain) => watched,
+                    _ = tokio::signal::ctrl_c() => Ok(()),
+                };
+                // The cursor was hidden.
+                let _ = write!(report::stdout(), "\x1b[?25h").and_then(|()| report::stdout().flush());
+                watched
+            }
+            (true, _) => tokio::select! {
+                watched = follow(&args, &source) => watched,
+                _ = tokio::signal::ctrl_c() => Ok(()),
+            },
+        }
+    })
+}
+
+impl PsArgs {
+    fn shows(&self, project: &Summary) -> bool {
+        self.all || project.phase != Phase::Idle
+    }
+}
+
+async fn shown(args: &PsArgs, source: &Source) -> Result<Vec<Summary>, Failure> {
+    let mut projects = source.projects().await?;
+    projects.retain(|project| args.shows(project));
+    Ok(projects)
+}
+
+async fn once(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Failure> {
+    let projects = shown(args, source).await?;
+    match args.format {
+        Format::Json => report::print(&serde_json::to_string_pretty(&projects)?),
+        Format::Table => {
+            let (width, _) = size();
+            report::print(&table::table(&projects, Timestamp::now(), Look { width, colour }))
+        }
+    }
+}
+
+/// Draws over what was drawn before, line by line and in one write, so that
+/// nothing flickers.
+async fn redraw(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Failure> {
+    let mut ticks = ticks();
+    let mut text = String::new();
+    let mut first = true;
+    loop {
+        ticks.tick().await;
+        let (width, height) = size();
+        match shown(args, source).await {
+            Ok(projects) => text = table::table(&projects, Timestamp::now(), Look { width, colour }),
+            // A farm that cannot be asked at all is an error; one that could, is waited for.
+            Err(failure) if first => return Err(failure),
+            Err(failure) => {
+                let why = failure.error.map_or_else(String::new, |error| format!("{error:#}"));
+                text = format!("{}\n{}", text.trim_end(), table::clip(&format!("trying again: {why}"), width.into()));
+            }
+        }
+        let mut out = report::stdout();
+        write!(out, "{}", table::frame(&text, height, first))?;
+        out.flush()?;
+        first = false;
+    }
+}
+
+async fn follow(args: &PsArgs, source: &Source) -> Result<(), Failure> {
+    let (mut ticks, mut changes, mut failing) = (ticks(), Changes::default(), false);
+    let mut first = true;
+    loop {
+        ticks.tick().await;
+        match shown(args, source).await {
+            Ok(projects) => {
+                let now = Timestamp::now();
+                let lines = match args.format {
+                    Format::Table => changes.lines(projects, now),
+                    Format::Json => changes.documents(projects)?,
+                };
+                let mut out = report::stdout();
+                lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                out.flush()?;
+                failing = false;
+            }
+            Err(failure) if first => return Err(failure),
+            Err(failure) if !failing => {
+                let why = failure.error.map_or_else(String::new, |error| format!("{error:#}"));
+                report::complain(&format!("trying again: {why}"));
+                failing = true;
+            }
+            Err(_) => {}
+        }
+        first = false;
+    }
+}
+
+fn ticks() -> tokio::time::Interval {
+    let mut ticks = interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// Columns and rows of the terminal.
+fn size() -> (u16, u16) {
+    match rustix::termios::tcgetwinsize(std::io::stdout()) {
+        Ok(size) if size.ws_col > 0 => (size.ws_col, size.ws_row.max(2)),
+        _ => (UNSEEN, u16::MAX),
+    }
+}

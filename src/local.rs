@@ -10,6 +10,7 @@
 pub mod address;
 pub mod certificates;
 pub mod configuration;
+pub mod control;
 pub mod core;
 pub mod farm;
 pub mod index;
@@ -20,6 +21,7 @@ pub mod lock;
 pub mod log;
 pub mod process;
 pub mod procfs;
+pub mod programs;
 pub mod record;
 pub mod recovery;
 pub mod storage;

@@ -2,10 +2,12 @@
 //! watch of Services and EndpointSlices) and many readers.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, RwLock};
 
 use tokio::sync::watch;
+
+use crate::names::DaemonName;
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,12 +23,14 @@ pub struct Backend {
 #[derive(Debug)]
 pub struct Directory {
     backends: RwLock<HashMap<String, Backend>>,
+    /// Whose clients dial an address instead of a name.
+    addresses: RwLock<HashMap<IpAddr, DaemonName>>,
     changed: watch::Sender<u64>,
 }
 
 impl Default for Directory {
     fn default() -> Self {
-        Self { backends: RwLock::default(), changed: watch::Sender::new(0) }
+        Self { backends: RwLock::default(), addresses: RwLock::default(), changed: watch::Sender::new(0) }
     }
 }
 
@@ -43,6 +47,16 @@ impl Directory {
         if changed {
             self.changed.send_modify(|generation| *generation += 1);
         }
+    }
+
+    /// Says that clients who dial this address mean this daemon.
+    pub fn set_address(&self, address: IpAddr, daemon: DaemonName) {
+        self.addresses.write().unwrap_or_else(PoisonError::into_inner).insert(address, daemon);
+    }
+
+    /// The daemon that clients mean who dialled this address.
+    pub fn at(&self, address: IpAddr) -> Option<DaemonName> {
+        self.addresses.read().unwrap_or_else(PoisonError::into_inner).get(&address).cloned()
     }
 
     /// What is known of one daemon.

@@ -9,6 +9,7 @@ use toml::{Table, Value};
 
 use super::layout::Layout;
 use super::process::Invocation;
+use crate::companion::daemon::{Daemon, SocketAddress};
 use crate::families::build_farm::build::config::{Base, buildkitd_toml};
 
 /// The programs that daemons are made of.
@@ -61,6 +62,15 @@ impl Common {
         words.push(self.layout.configuration(key).into());
         let environment = vec![("PATH".to_owned(), self.path.clone())];
         Configuration { toml, invocation: Invocation { words, environment } }
+    }
+
+    /// How a daemon is asked. Needs a runtime to run in.
+    ///
+    /// # Errors
+    /// When its socket has no address.
+    pub fn client(&self, key: &str) -> Result<Daemon, String> {
+        let address = format!("unix://{}", self.layout.socket(key).display()).parse::<SocketAddress>();
+        address.map(Daemon::new).map_err(|error| error.to_string())
     }
 
     fn toml(&self, key: &str, address: Ipv4Addr, cache_gi: i32) -> String {

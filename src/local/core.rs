@@ -1,7 +1,7 @@
 //! What the parts of a farm on one host share.
 #![expect(clippy::disallowed_methods, reason = "shell: looks are dated on the monotonic clock")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -54,6 +54,8 @@ pub struct Core {
     pub cutting: CancellationToken,
     /// Who uses a cache: its daemon, or who copies it.
     pub caches: Caches,
+    /// Daemons that go whatever runs there.
+    pub cuts: Mutex<HashSet<String>>,
 }
 
 impl Core {
@@ -64,12 +66,14 @@ impl Core {
 
     /// Where clients reach a daemon.
     pub fn endpoint(&self, key: &ProjectKey) -> String {
-        match &self.settings.gateway {
-            Some((domain, port)) => key.gateway_endpoint(domain, *port),
-            None => {
-                let address = self.index.get(key.as_str()).map(|record| record.address);
-                address.map_or_else(String::new, |address| format!("tcp://{address}:{}", self.settings.port))
-            }
+        self.index.get(key.as_str()).map(|record| self.endpoint_of(&record)).unwrap_or_default()
+    }
+
+    /// Where clients reach the daemon of a project.
+    pub fn endpoint_of(&self, record: &Record) -> String {
+        match (&self.settings.gateway, record.project.spec.key.parse::<ProjectKey>()) {
+            (Some((domain, port)), Ok(key)) => key.gateway_endpoint(domain, *port),
+            _ => format!("tcp://{}:{}", record.address, self.settings.port),
         }
     }
 
@@ -81,8 +85,25 @@ impl Core {
             Announced::Ending => Backend { ready: vec![], terminating: address },
             Announced::Away => Backend::default(),
         };
-        self.directory.set_address(record.address.into(), key);
+        if let Ok(daemon) = key.daemon().parse() {
+            self.directory.set_address(record.address.into(), daemon);
+        }
         self.directory.set(&key.daemon(), Some(backend));
+    }
+
+    /// Lets a daemon go whatever runs there, once.
+    pub fn cut(&self, key: &str) {
+        self.cuts.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+    }
+
+    /// Whether it was said that a daemon goes whatever runs there.
+    pub(super) fn is_cut(&self, key: &str) -> bool {
+        self.cuts.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
+    }
+
+    /// It has gone.
+    pub(super) fn uncut(&self, key: &str) {
+        self.cuts.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
     /// A point on the monotonic clock.

@@ -5,15 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use tokio::time::{Instant, timeout_at};
 
 use super::core::Core;
+use super::index::Live;
 use super::writer::{Change, WriteError};
 use crate::families::build_farm::api::{BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
+use crate::companion::observation::Link;
+use crate::families::build_farm::figures::Told;
 use crate::families::build_farm::health::DaemonState;
 use crate::families::build_farm::ledger::{Operation, Outcome};
+use crate::families::build_farm::project::{self, Known};
 use crate::key::{Arch, Project, ProjectKey};
+use crate::provisioner::project::{BuildKit, Detail, Page, Selection};
 use crate::provisioner::{BuildId, ProvisionError, Provisioner, Released};
 
 /// When to try again what the store could not keep.
@@ -169,4 +175,41 @@ impl Provisioner for Farm {
     fn namespace(&self) -> &str {
         &self.core.settings.namespace
     }
+
+    fn projects(&self, selection: &Selection<'_>) -> Page {
+        let now = Timestamp::now();
+        let mut taken = self.core.index.all();
+        taken.retain(|record| {
+            let spec = &record.project.spec;
+            selection.takes(&spec.key, &spec.repo, project::phase(&record.project))
+        });
+        selection.page(taken, |record| &record.project.spec.key, |record| {
+            let live = self.core.index.live(&record.project.spec.key);
+            let told = live.as_ref().and_then(told);
+            let ready = live.is_some_and(|live| live.state == DaemonState::Ready);
+            let endpoint = self.core.endpoint_of(record);
+            let known = Known { project: &record.project, ready, told: told.as_ref() };
+            project::summary(known, endpoint, &self.core.settings, now)
+        })
+    }
+
+    fn project(&self, key: &ProjectKey) -> Option<Detail> {
+        let record = self.core.index.get(key.as_str())?;
+        let live = self.core.index.live(key.as_str());
+        let told = live.as_ref().and_then(told);
+        let ready = live.is_some_and(|live| live.state == DaemonState::Ready);
+        let known = Known { project: &record.project, ready, told: told.as_ref() };
+        Some(project::detail(known, self.core.endpoint_of(&record), &self.core.settings, Timestamp::now()))
+    }
+}
+
+/// What a daemon says of itself, as a companion would.
+fn told(live: &Live) -> Option<Told> {
+    let seen = live.observation.as_ref()?.borrow().clone();
+    Some(Told {
+        active: (seen.link == Link::Answering).then_some(seen.active),
+        finished: seen.finished,
+        cache: live.cache,
+        buildkit: BuildKit { version: seen.identity.version, snapshotter: seen.identity.snapshotter },
+    })
 }

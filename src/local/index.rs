@@ -11,6 +11,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use super::record::Record;
 use crate::companion::observation::Observation;
 use crate::families::build_farm::health::DaemonState;
+use crate::provisioner::project::CacheRoom;
 
 /// A daemon that is not at zero.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Live {
     pub state: DaemonState,
     /// What it says of its builds; none before its process answers.
     pub observation: Option<watch::Receiver<Observation>>,
+    /// Room in its cache, when it was last looked at.
+    pub cache: Option<CacheRoom>,
 }
 
 /// All of it.

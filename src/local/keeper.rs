@@ -22,7 +22,7 @@ use super::process::{Exit, Process};
 use super::record::Record;
 use super::writer::{Change, WriteError};
 use crate::families::build_farm::health::DaemonState;
-use crate::families::build_farm::ledger::{Closing, Operation, Outcome};
+use crate::families::build_farm::ledger::{Closing, Ended, Operation, Outcome};
 use crate::families::build_farm::lifecycle::{self, Want};
 use crate::families::build_farm::roll::{self, Cause, Roll, Seen};
 use crate::families::build_farm::status::{Facts, Report};
@@ -174,7 +174,7 @@ impl Keeper {
             let drained = core.draining.is_cancelled();
             let exit = tokio::select! {
                 () = changed => None,
-                exit = ended(&mut self.running) => Some(exit),
+                exit = ended_or_news(&mut self.running) => exit,
                 () = pause(after) => None,
                 () = core.draining.cancelled(), if !drained => None,
                 () = core.cutting.cancelled(), if drained && !core.cutting.is_cancelled() => None,
@@ -215,6 +215,7 @@ impl Keeper {
         };
         let unused = self.expire_unused(record, now).await?;
         self.upkeep();
+        self.note_builds().await?;
         self.report(1, seen.held_since.is_some()).await?;
         let change = lifecycle::next_change(&record.project, &self.core.settings, now);
         Ok(Next::Wait([roll, unused, change, Some(UPKEEP)].into_iter().flatten().min()))
@@ -285,7 +286,16 @@ impl Keeper {
 
     fn live(&self) -> Live {
         let observation = self.running.as_ref().map(|running| running.observation.clone());
-        Live { state: self.state.clone(), observation }
+        let cache = self.running.as_ref().and_then(|running| running.cache);
+        Live { state: self.state.clone(), observation, cache }
+    }
+
+    /// Remembers builds that have ended, beyond the life of their daemon.
+    async fn note_builds(&mut self) -> Result<(), WriteError> {
+        let Some(running) = &mut self.running else { return Ok(()) };
+        let Some(builds) = running.take_news() else { return Ok(()) };
+        let ended = Operation::Ended(Box::new(Ended { builds, cache: None }));
+        self.core.writer.submit(self.key.as_str(), Change::Apply(ended)).await.map(drop)
     }
 
     async fn report(&self, replicas: i32, roll_held: bool) -> Result<(), WriteError> {
@@ -295,11 +305,12 @@ impl Keeper {
     }
 }
 
-/// Nothing ends where nothing runs.
-async fn ended(running: &mut Option<Running>) -> Exit {
-    match running {
-        Some(running) => running.process.ended().await,
-        None => std::future::pending().await,
+/// Returns when the daemon has ended, or one of its builds. Neither does where nothing runs.
+async fn ended_or_news(running: &mut Option<Running>) -> Option<Exit> {
+    let Some(Running { process, observation, noted, .. }) = running else { return std::future::pending().await };
+    tokio::select! {
+        exit = process.ended() => Some(exit),
+        () = running::news(observation, noted.as_ref()) => None,
     }
 }
 

@@ -142,6 +142,7 @@ fn pid(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).ok()?)
 }
 
+#[expect(deprecated, reason = "sound for an owned descriptor, and its replacement is unsafe")]
 fn handle(number: u32) -> io::Result<AsyncFd<OwnedFd>> {
     let pid = pid(number).ok_or(io::ErrorKind::NotFound)?;
     AsyncFd::with_interest(pidfd_open(pid, PidfdFlags::empty())?, Interest::READABLE)

@@ -29,6 +29,11 @@ pub enum Change {
     Create(Box<BuildProjectSpec>),
     /// Its daemon is this process, or none.
     Process(Option<ProcessId>),
+    /// It counts as not used lately, unless builds are in flight; these are forgotten when they are cut.
+    Rest {
+        /// Whether builds in flight are cut.
+        cut: bool,
+    },
     /// It goes, if it is a fork that nothing wants.
     Reap,
     /// It goes.
@@ -194,6 +199,16 @@ impl Desk {
             (Change::Process(process), Some(known)) => (Some(Record { process, ..(*known).clone() }), Outcome::Done),
             (Change::Reap, Some(known)) if !lifecycle::reap(&known.project, &self.settings, now) => {
                 return Ok(Outcome::StillWanted);
+            }
+            (Change::Rest { cut }, Some(known)) => {
+                let mut record = (*known).clone();
+                let status = record.project.status.get_or_insert_default();
+                if !cut && lifecycle::live_entries(status, self.settings.max_build, now).next().is_some() {
+                    return Ok(Outcome::StillWanted);
+                }
+                (status.last_build_time, status.inflight_builds) = (None, 0);
+                status.inflight.clear();
+                (Some(record), Outcome::Done)
             }
             (Change::Reap | Change::Remove, Some(_)) => (None, Outcome::Done),
         };

@@ -39,9 +39,9 @@ impl Keeper {
     /// Takes the daemon to zero, unless it is wanted after all, or something
     /// runs there that nobody registered.
     pub(super) async fn take_down(&mut self, record: &Record, closing: Closing) -> Result<Next, WriteError> {
-        let key = self.key.as_str();
+        let key = self.key.clone();
         // What is forced is cut whatever runs there.
-        let forced = matches!(closing, Closing::Force(_));
+        let forced = matches!(closing, Closing::Force(_)) || self.core.is_cut(key.as_str());
         if !forced && let Verdict::Busy(why) = self.look() {
             if record.project.status_or_default().gate.closed {
                 self.reopen(record).await?;
@@ -49,7 +49,7 @@ impl Keeper {
             return Ok(self.deferred(&why, LOOK_AGAIN));
         }
         let close = Change::Apply(Operation::CloseGate(closing));
-        if self.core.writer.submit(key, close).await? == Outcome::StillWanted {
+        if self.core.writer.submit(key.as_str(), close).await? == Outcome::StillWanted {
             return Ok(Next::Again);
         }
         self.publish(record, Some(self.live()), Announced::Ending);
@@ -96,6 +96,7 @@ impl Keeper {
             let patience = if self.core.cutting.is_cancelled() { Duration::from_secs(2) } else { PATIENCE };
             running.process.stop(patience).await;
         }
+        self.core.uncut(self.key.as_str());
         (self.observed, self.told, self.held_since) = (None, None, None);
         self.core.writer.submit(self.key.as_str(), Change::Process(None)).await?;
         self.report(0, false).await?;

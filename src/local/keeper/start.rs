@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::running::Running;
 use super::{Keeper, Next};
-use crate::companion::daemon::{Daemon, SocketAddress};
+use crate::companion::daemon::Daemon;
 use crate::families::build_farm::health::{DaemonState, Fault};
 use crate::families::build_farm::ledger::Operation;
 use crate::local::core::{Announced, instant};
@@ -101,7 +101,7 @@ impl Keeper {
             process.kill().await;
             return Err(error.to_string());
         }
-        let client = self.client()?;
+        let client = self.core.common.client(self.key.as_str())?;
         let said = |exit: String| match log::tail(&log, from, LINES) {
             Ok(tail) if !tail.is_empty() => format!("{exit}: {}", tail.replace('\n', "; ")),
             _ => exit,
@@ -143,7 +143,7 @@ impl Keeper {
     pub(super) async fn adopt(&mut self, process: Process) {
         let (core, key) = (&self.core, self.key.as_str());
         let Some(record) = core.index.get(key) else { return };
-        let Ok(client) = self.client() else { return };
+        let Ok(client) = self.core.common.client(self.key.as_str()) else { return };
         let cache = core.caches.take(key).await;
         let folder = core.common.layout.daemon(key);
         let fingerprint = fs::read_to_string(running_as(&folder)).unwrap_or_default();
@@ -195,12 +195,6 @@ impl Keeper {
         let certificate = core.certificates.daemon(&self.key, record.address).ok()?;
         let daemon = core.common.daemon(self.key.as_str(), record.address, record.project.spec.cache_volume_gi);
         Some(daemon.fingerprint(&certificate))
-    }
-
-    fn client(&self) -> Result<Daemon, String> {
-        let socket = self.core.common.layout.socket(self.key.as_str());
-        let address = format!("unix://{}", socket.display()).parse::<SocketAddress>();
-        address.map(Daemon::new).map_err(|error| error.to_string())
     }
 }
 

@@ -57,6 +57,8 @@ pub struct CertificateSpec {
     pub lifetime: Duration,
     /// How long before its end it is renewed; shorter than `lifetime`.
     pub renew_before: Duration,
+    /// Whether an installation whose authority is elsewhere can do without it.
+    pub optional: bool,
     /// `certs/daemon.yaml`, for messages.
     pub source: String,
 }

@@ -1,10 +1,12 @@
 //! The command line: parse, dispatch, exit code. One file per verb.
 
+pub mod build;
 pub mod bundle;
 pub mod certs;
 pub mod cluster;
 pub mod companion;
 pub mod completions;
+pub mod credentials;
 pub mod exit;
 pub mod export;
 pub mod files;
@@ -15,6 +17,7 @@ pub mod profile;
 pub mod ps;
 pub mod report;
 pub mod server;
+pub mod token;
 
 use std::process::ExitCode;
 
@@ -81,6 +84,13 @@ pub enum Command {
     Cluster(cluster::ClusterCommand),
     /// Write the manifests for GitOps; needs no cluster
     Export(export::ExportArgs),
+    /// Build an image on the farm: route, build with docker buildx or buildctl, release
+    Build(Box<build::BuildArgs>),
+    /// Print what a CI system needs: address, token, certificate
+    Credentials(credentials::CredentialsArgs),
+    /// Replace the token of the routing API
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// List and show profiles
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
@@ -110,6 +120,10 @@ pub fn run(cli: Cli) -> ExitCode {
     exit::finish(match cli.command {
         Command::Cluster(command) => cluster::run(command, global),
         Command::Export(args) => export::run(args, global),
+        // Its exit code is the builder's.
+        Command::Build(args) => return build::run(*args, global),
+        Command::Credentials(args) => credentials::run(args, global),
+        Command::Token(command) => token::run(command, global),
         Command::Profile(command) => profile::run(command, global),
         Command::Certs(command) => certs::run(command, global),
         Command::Image(args) => image::run(args, global),

@@ -1,8 +1,9 @@
 //! The gateway: reads the server name of a TLS ClientHello, maps it to a
 //! daemon, and relays the still-encrypted bytes. It terminates no TLS.
 //!
-//! A connection's way: accept → `peek` (deadlines) → `backend` (choose,
-//! hold, dial) → replay → `relay` → end. A refused client gets an `alert`.
+//! A connection's way: accept → `peek` (deadlines) → `limits` → `backend`
+//! (choose, `wake` and hold, dial) → replay → `relay` → end. A refused client
+//! gets an `alert`. Domains and limits are [`rules`], which `reload` changes.
 //! Parsing ([`crate::sni`]), the choice of a backend and the moving of bytes
 //! know nothing of the event loop that drives them.
 
@@ -15,24 +16,34 @@ pub mod directory;
 mod limits;
 pub mod metrics;
 mod peek;
+pub mod proxy;
+mod refusals;
 mod relay;
+pub mod reload;
+pub mod rules;
+mod source;
 pub mod streams;
+pub mod wake;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::sni::{Domains, Reason};
+use crate::sni::Reason;
 use directory::Directory;
-use limits::Lobby;
+pub use limits::Limits;
+use limits::{Full, Lobby, Tally};
 use metrics::Metrics;
+use refusals::Refusals;
 pub use relay::Close;
+use rules::Rules;
 use streams::Streams;
+use wake::Waker;
 
 /// Keepalive: idle time, interval, probes. Finds a peer that vanished without
 /// data in flight in 60 s.
@@ -48,14 +59,8 @@ const LINGERING: usize = 256;
 /// What the gateway is told. Times are from accept unless they say otherwise.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Domains that daemons are reached under.
-    pub domains: Domains,
-    /// Most connections that have shown a server name; 0 for no limit, as in the reference.
-    pub max_conns: usize,
-    /// Most connections that have not; a newcomer takes the place of the oldest. 0 for no limit.
-    pub max_peeking: usize,
-    /// Most connections that wait for their daemon; 0 for no limit.
-    pub max_held: usize,
+    /// Domains and limits, as they are now.
+    pub rules: watch::Receiver<Rules>,
     /// How long streams may go on after shutdown. The reference's default.
     pub drain: Duration,
     /// Until the first byte.
@@ -68,21 +73,21 @@ pub struct Config {
     pub dial: Duration,
     /// For one half of a stream without a byte, after the other has ended.
     pub half_close: Duration,
+    /// For a stream without a byte either way; any time without it.
+    pub idle: Option<Duration>,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            domains: Domains::default(),
-            max_conns: 0,
-            max_peeking: 4096,
-            max_held: 1024,
+            rules: Rules::default().fixed(),
             drain: Duration::from_secs(3600),
             first_byte: Duration::from_secs(5),
             hello: Duration::from_secs(10),
             hold: Duration::from_secs(18),
             dial: Duration::from_secs(10),
             half_close: Duration::from_secs(60),
+            idle: None,
         }
     }
 }
@@ -143,8 +148,24 @@ impl From<Reason> for Rejection {
 enum Refusal {
     /// We refuse it.
     Rejected(Rejection),
+    /// A limit is reached.
+    Over(Full),
     /// The client left.
     Gone,
+}
+
+/// What a gateway works with, and others too.
+#[derive(Clone, Debug)]
+pub struct Links {
+    /// Which daemon is where. It should have been filled before the first client
+    /// comes: a name that is not in it is refused.
+    pub directory: Arc<Directory>,
+    /// Told of every stream to a daemon.
+    pub streams: Arc<Streams>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// The way to the control plane.
+    pub waker: Arc<Waker>,
 }
 
 /// What all connections share.
@@ -152,48 +173,47 @@ enum Refusal {
 struct Gateway {
     config: Config,
     directory: Arc<Directory>,
+    streams: Arc<Streams>,
     metrics: Arc<Metrics>,
+    waker: Arc<Waker>,
     pool: relay::Pool,
     lobby: Lobby,
-    conns: Arc<Semaphore>,
-    held: Arc<Semaphore>,
+    tally: Tally,
+    refusals: Refusals,
     lingering: Semaphore,
-    streams: Arc<Streams>,
     /// Ends every connection.
     cut: CancellationToken,
 }
 
 impl Gateway {
-    fn new(config: Config, directory: Arc<Directory>, streams: Arc<Streams>, metrics: Arc<Metrics>) -> Self {
+    fn new(config: Config, links: Links) -> Self {
+        let Links { directory, streams, metrics, waker } = links;
         Self {
-            lobby: Lobby::new(config.max_peeking),
-            conns: limits::permits(config.max_conns),
-            held: limits::permits(config.max_held),
-            lingering: Semaphore::new(LINGERING),
-            pool: relay::Pool::default(),
-            streams,
-            cut: CancellationToken::new(),
             config,
             directory,
+            streams,
             metrics,
+            waker,
+            pool: relay::Pool::default(),
+            lobby: Lobby::default(),
+            tally: Tally::default(),
+            refusals: Refusals::default(),
+            lingering: Semaphore::new(LINGERING),
+            cut: CancellationToken::new(),
         }
+    }
+
+    fn limits(&self) -> Limits {
+        self.config.rules.borrow().limits
     }
 }
 
 /// Serves `listener` until `shutdown`, then lets streams finish for
 /// [`Config::drain`] and cuts those that are left. When to stop accepting is the
-/// caller's choice. `directory` should have been filled before the first client
-/// comes: a name that is not in it is refused.
-pub async fn run(
-    listener: TcpListener,
-    config: Config,
-    directory: Arc<Directory>,
-    streams: Arc<Streams>,
-    metrics: Arc<Metrics>,
-    shutdown: CancellationToken,
-) {
+/// caller's choice.
+pub async fn run(listener: TcpListener, config: Config, links: Links, shutdown: CancellationToken) {
     tune(&listener);
-    let gateway = Arc::new(Gateway::new(config, directory, streams, metrics));
+    let gateway = Arc::new(Gateway::new(config, links));
     let tasks = TaskTracker::new();
     accept::accept(&gateway, &listener, &tasks, &shutdown).await;
     drop(listener);
@@ -233,7 +253,9 @@ mod tests {
 
     fn gateway() -> Gateway {
         let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
-        Gateway::new(Config::default(), Arc::default(), Arc::default(), Arc::new(metrics))
+        let waker = Arc::new(Waker::new(None, 0));
+        let links = Links { directory: Arc::default(), streams: Arc::default(), metrics: Arc::new(metrics), waker };
+        Gateway::new(Config::default(), links)
     }
 
     #[tokio::test]

@@ -30,10 +30,12 @@
 //! | [`runtime`] | client, admin listener, lease, shutdown |
 //! | [`telemetry`] | logs and metrics |
 //! | [`families`] | what a profile can switch on; `build_farm` is the first |
+//! | [`client`] | route → build → complete around stock builders, for CI and people |
 //! | [`cli`] | the command line |
 
 pub mod certificate;
 pub mod cli;
+pub mod client;
 pub mod cluster;
 pub mod companion;
 pub mod families;

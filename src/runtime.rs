@@ -5,4 +5,6 @@ pub mod admin;
 pub mod internal;
 pub mod lease;
 pub mod listen;
+pub mod network;
 pub mod shutdown;
+pub mod tls;

@@ -2,7 +2,11 @@
 //! several, over one set of caches and one admin listener.
 #![expect(clippy::disallowed_methods, reason = "shell: a process has an identity of its own")]
 
+mod api;
+mod relay;
+
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,18 +27,25 @@ use crate::families::build_farm::provisioner::Farm;
 use crate::families::build_farm::settings::Settings;
 use crate::families::build_farm::truth::ask::{Truth, Witnesses};
 use crate::families::build_farm::view::View;
+use crate::families::build_farm::wake;
 use crate::families::build_farm::writer::Writer;
-use crate::gateway::directory::Directory;
+use crate::gateway::directory::{API, Directory};
+use crate::gateway::reload::ReloadError;
+use crate::gateway::rules::Rules;
 use crate::gateway::streams::{self, Streams};
-use crate::gateway::{self, args::GatewayArgs};
+use crate::gateway::wake::Waker;
+use crate::gateway::{self, Links, args::GatewayArgs};
 use crate::names::{GROUP, OPERATOR_NAMESPACE};
-use crate::router::{self, RouteArgs, Router, Timeouts};
+use crate::router::{self, RouteArgs};
 use crate::runtime::admin::{self, Readiness};
 use crate::runtime::internal::{self, InternalToken};
 use crate::runtime::lease;
 use crate::runtime::listen::ListenAddress;
 use crate::runtime::shutdown::{Shutdown, on_signal};
+use crate::runtime::tls::TlsError;
 use crate::sni::{Domains, DomainsError};
+use api::Api;
+use relay::Relay;
 
 /// What a process can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -59,6 +70,15 @@ pub struct ServerArgs {
     /// Address of the routing API
     #[arg(long, value_name = "ADDRESS", default_value_t = ListenAddress::Any(8080))]
     pub api_listen: ListenAddress,
+    /// Address of the routing API over TLS, which the gateway relays api.<domain> to
+    #[arg(long, value_name = "ADDRESS", requires = "api_tls_cert", requires = "api_tls_key")]
+    pub api_tls_listen: Option<ListenAddress>,
+    /// Its certificate in PEM, with the chain; read again when it changes
+    #[arg(long, value_name = "FILE", requires = "api_tls_listen")]
+    pub api_tls_cert: Option<PathBuf>,
+    /// The certificate's private key in PEM; read again when it changes
+    #[arg(long, value_name = "FILE", requires = "api_tls_listen")]
+    pub api_tls_key: Option<PathBuf>,
     /// Reconcile on one replica only; switch off for a single process
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value_t = true, action = clap::ArgAction::Set)]
@@ -72,6 +92,9 @@ pub struct ServerArgs {
     /// Port of /internal/streams on the gateways' pods
     #[arg(long, value_name = "PORT", default_value_t = 8081)]
     pub gateway_metrics_port: u16,
+    /// Port of /internal/wake on the servers' pods
+    #[arg(long, value_name = "PORT", default_value_t = 8081)]
+    pub server_metrics_port: u16,
     /// Seconds that listeners go on accepting after SIGTERM, while the address is still being given out
     #[arg(long, value_name = "SECONDS", default_value_t = 15)]
     pub shutdown_delay_seconds: u64,
@@ -102,7 +125,9 @@ pub enum PlanError {
     )]
     NoCompanionImage,
     /// The gateway without a domain would refuse every name.
-    #[error("the role gateway needs at least one --domain; without a gateway, run --roles controller,route")]
+    #[error(
+        "the role gateway needs at least one --domain, or a --config; without a gateway, run --roles controller,route"
+    )]
     NoDomain,
 }
 
@@ -122,6 +147,12 @@ pub enum ServerError {
     /// Signal handlers could not be installed.
     #[error("install signal handlers")]
     Signals(#[source] std::io::Error),
+    /// The gateway's configuration.
+    #[error("--config")]
+    Config(#[source] ReloadError),
+    /// The routing API's certificate.
+    #[error("--api-tls-cert, --api-tls-key")]
+    Tls(#[source] TlsError),
     /// No randomness for the process's identity.
     #[error("read randomness")]
     Randomness(#[source] getrandom::Error),
@@ -133,7 +164,7 @@ pub struct Plan {
     args: ServerArgs,
     settings: Arc<Settings>,
     route: Option<router::Config>,
-    gateway: Option<gateway::Config>,
+    gateway: Option<Rules>,
 }
 
 /// Name of the leader's Lease: the reference's, so that an old and a new
@@ -149,7 +180,7 @@ impl TryFrom<ServerArgs> for Plan {
         if roles.contains(&Role::Controller) && args.farm.companion && args.farm.companion_image.is_empty() {
             return Err(PlanError::NoCompanionImage);
         }
-        let gateway = roles.contains(&Role::Gateway).then(|| gateway_config(&args.gateway));
+        let gateway = roles.contains(&Role::Gateway).then(|| rules(&args.gateway));
         Ok(Self {
             settings: Arc::new(Settings::from(&args.farm)),
             route: route.transpose().map_err(PlanError::Route)?,
@@ -160,17 +191,15 @@ impl TryFrom<ServerArgs> for Plan {
     }
 }
 
-fn gateway_config(args: &GatewayArgs) -> Result<gateway::Config, PlanError> {
+/// What the flags say; a file may say otherwise.
+fn rules(args: &GatewayArgs) -> Result<Rules, PlanError> {
     let domains: Vec<String> = args.domain.iter().filter(|d| !d.is_empty()).cloned().collect();
-    if domains.is_empty() {
-        return Err(PlanError::NoDomain);
-    }
-    Ok(gateway::Config {
-        max_conns: args.max_conns,
-        drain: Duration::from_secs(args.drain_seconds),
-        domains: Domains::new(domains).map_err(PlanError::Domains)?,
-        ..gateway::Config::default()
-    })
+    let domains = match (domains.is_empty(), &args.config) {
+        (true, None) => return Err(PlanError::NoDomain),
+        (true, Some(_)) => Domains::default(),
+        (false, _) => Domains::new(domains).map_err(PlanError::Domains)?,
+    };
+    Ok(Rules { domains, limits: args.limits(), proxy_from: args.proxy_from.clone() })
 }
 
 /// Runs the roles until a signal, then drains.
@@ -183,10 +212,13 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
     let mut registry = Registry::default();
     // Bind everything first: a taken port is known before anything has begun.
     let admin_listener = listen(args.metrics_addr, "--metrics-addr")?;
-    let api = route.map(|config| listen(args.api_listen, "--api-listen").map(|l| (config, l))).transpose()?;
-    let relay = gateway.map(|config| listen(args.gateway.listen, "--listen").map(|l| (config, l))).transpose()?;
+    let api = route.map(|config| Api::bind(config, &args)).transpose()?;
+    let relay = gateway.map(|rules| Relay::bind(rules, &args.gateway)).transpose()?;
 
     let streams = relay.is_some().then(Arc::<Streams>::default);
+    let own_api = api.as_ref().and_then(Api::backend);
+    let mut internal = axum::Router::new();
+    let mut own_writer = None;
     if roles.contains(&Role::Controller) || roles.contains(&Role::Route) {
         let view = View::start(&client, &settings, &args.farm.buildkitd_configmap, &shutdown.closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
@@ -194,14 +226,12 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
         let figures = Figures::start(view.clone(), daemons, shutdown.leaving.clone());
         readiness.set("caches", false);
         tasks.spawn(synced(view.clone(), readiness.clone(), shutdown.closing.clone()));
-        if let Some((config, listener)) = api {
-            let timeouts = Timeouts::new(config.route_wait);
-            config.auth.register_metrics(&mut registry);
-            tasks.spawn(config.auth.clone().keep_fresh(shutdown.closing.clone()));
-            let (view, writer) = (view.clone(), writer.clone());
-            let farm = Farm::new(client.clone(), view, writer, figures.clone(), settings.clone(), config.route_wait);
-            let router = Router::new(config, Arc::new(farm), router::Metrics::register(&mut registry));
-            tasks.spawn(router::run(listener, router, timeouts, shutdown.closing.clone()));
+        internal = internal.merge(wake::router(writer.clone()));
+        own_writer = Some(writer.clone());
+        if let Some(api) = api {
+            let wait = api.config.route_wait;
+            let farm = Farm::new(client.clone(), view.clone(), writer.clone(), figures.clone(), settings.clone(), wait);
+            api.serve(Arc::new(farm), &mut registry, &tasks, &shutdown);
         }
         if roles.contains(&Role::Controller) {
             let metrics = Arc::new(ControllerMetrics::default());
@@ -219,15 +249,28 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
             tasks.spawn(controller.run(leading, shutdown.leaving.clone()));
         }
     }
-    let mut internal = axum::Router::new();
-    if let (Some((config, listener)), Some(streams)) = (relay, streams) {
+    if let (Some(relay), Some(streams)) = (relay, streams) {
         internal = internal.merge(streams::router(streams.clone()));
-        let table = Arc::new(Directory::default());
+        let directory = Arc::new(Directory::default());
         let namespace = settings.namespace.clone();
         // Streams outlive the listener: the table must be kept until they end.
-        tokio::spawn(directory::feed(client, namespace, table.clone(), readiness.clone(), shutdown.closing.clone()));
+        tokio::spawn(directory::feed(
+            client.clone(),
+            namespace,
+            directory.clone(),
+            readiness.clone(),
+            CancellationToken::new(),
+        ));
+        let ask = match own_writer {
+            Some(writer) => {
+                directory.set(API, own_api);
+                relay::ask_here(writer)
+            }
+            None => relay::ask_servers(client, &args, directory.clone()),
+        };
         let metrics = Arc::new(gateway::metrics::Metrics::register(&mut registry));
-        tasks.spawn(gateway::run(listener, config, table, streams, metrics, shutdown.closing.clone()));
+        let waker = Arc::new(Waker::new(Some(ask), args.gateway.wakes_per_source));
+        relay.serve(Links { directory, streams, metrics, waker }, &tasks, &shutdown);
     }
     tokio::spawn(admin::serve(
         admin_listener,

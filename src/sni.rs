@@ -12,7 +12,7 @@ mod domains;
 
 use std::borrow::Cow;
 
-pub use domains::{Domains, DomainsError};
+pub use domains::{Domains, DomainsError, Target};
 
 /// Most bytes of a ClientHello, its handshake header included.
 pub const MAX_HANDSHAKE: usize = 16 * 1024;

@@ -97,7 +97,7 @@ struct Reader<'a> {
     faults: &'a RefCell<Vec<Fault>>,
 }
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "name",
     "component",
     "runlevel",
@@ -110,6 +110,7 @@ const FIELDS: [&str; 12] = [
     "dnsNames",
     "ipAddresses",
     "lifetime",
+    "optional",
 ];
 const RENEW: &str = "renewBefore";
 
@@ -133,6 +134,7 @@ impl Reader<'_> {
         let dns_names = self.dns_names(map);
         let ip_addresses = self.parsed::<IpAddr>(map, "ipAddresses", "an address such as 127.0.0.1");
         let times = self.times(map);
+        let optional = self.optional(map);
         let (namespace, secret) = secret?;
         let (lifetime, renew_before) = times?;
         Some(CertificateSpec {
@@ -148,8 +150,20 @@ impl Reader<'_> {
             ip_addresses,
             lifetime,
             renew_before,
+            optional,
             source: self.file.to_owned(),
         })
+    }
+
+    fn optional(&self, map: &Mapping) -> bool {
+        match map.get("optional") {
+            None => false,
+            Some(Value::Bool(optional)) => *optional,
+            Some(other) => {
+                self.fault("optional", format!("want true or false, got {}", kind(other)));
+                false
+            }
+        }
     }
 
     fn refuse_unknown(&self, map: &Mapping, prefix: &str, known: &[&str]) {

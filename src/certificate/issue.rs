@@ -196,7 +196,10 @@ fn materialise_leaf(
 ) -> Result<Outcome, IssueError> {
     let read = live.map(|secret| LiveCertificate::read_leaf(&secret.data));
     let held = signer.map_or(Authority::NotHeld, |signer| Authority::Held(&signer.certificate));
-    let decision = decide_leaf(spec, read.as_ref(), held, now);
+    let decision = match decide_leaf(spec, read.as_ref(), held, now) {
+        Decision::Blocked(why) if spec.optional => Decision::Provided(vec![why]),
+        decision => decision,
+    };
     let data = match (&decision, signer) {
         (Decision::Keep, _) => live.map(|secret| secret.data.clone()),
         (Decision::Issue(_) | Decision::Renew(_), Some(signer)) => Some(make_leaf(spec, usages, signer, now)?),

@@ -1,6 +1,6 @@
 //! `bko-install certs`.
 
-mod export;
+pub(super) mod export;
 mod list;
 
 use clap::{Args, Subcommand};
@@ -72,7 +72,8 @@ fn declared(namespaces: &Namespaces) -> Result<Vec<CertificateSpec>, Failure> {
     Ok(specs)
 }
 
-async fn fetch(client: &kube::Client, namespace: &str, name: &str) -> Result<Option<LiveSecret>, Failure> {
+/// The Secret, if it is there.
+pub(super) async fn fetch(client: &kube::Client, namespace: &str, name: &str) -> Result<Option<LiveSecret>, Failure> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     match secrets.get_opt(name).await {
         Ok(secret) => Ok(secret.map(LiveSecret::from)),

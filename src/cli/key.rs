@@ -54,7 +54,7 @@ pub struct KeyArgs {
 }
 
 /// CI systems set a variable to nothing as often as they leave it out.
-fn yes_or_no(text: &str) -> Result<bool, String> {
+pub(super) fn yes_or_no(text: &str) -> Result<bool, String> {
     match text.trim().to_ascii_lowercase().as_str() {
         "" | "0" | "f" | "false" | "n" | "no" | "off" => Ok(false),
         "1" | "t" | "true" | "y" | "yes" | "on" => Ok(true),
@@ -96,7 +96,7 @@ pub fn run(args: KeyArgs, _global: &Global) -> Result<(), Failure> {
     Ok(print(&result, args.output.output, &mut report::stdout())?)
 }
 
-fn refuse(error: KeyError) -> Failure {
+pub(super) fn refuse(error: KeyError) -> Failure {
     let hint = match &error {
         KeyError::UnsupportedArch(_) => "want --arch amd64 or --arch arm64",
         KeyError::ControlCharacter { .. } => "remove the control character; is a variable cut or joined wrongly?",

@@ -1,7 +1,6 @@
-//! From a daemon's name to a connection with it: choose, hold, dial.
+//! From a name to a connection with what it means: choose, wake and hold, dial.
 #![expect(clippy::disallowed_methods, reason = "measures how long it holds and dials")]
 
-use std::future::pending;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,9 +8,13 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
 
-use super::directory::Backend;
+use super::directory::{API, Backend};
+use super::limits::{Full, Held};
 use super::metrics::Counted;
+use super::source::Prefix;
+use super::wake::{Pending, TooOften, Verdict};
 use super::{Gateway, Refusal, Rejection, tune};
 use crate::names::DaemonName;
 
@@ -41,28 +44,39 @@ fn choose(backend: Option<Backend>, has_streams: bool) -> Choice {
     }
 }
 
-/// Connects to `daemon`, and waits for it where it is not ready, until `deadline`.
+/// What a client is connected with.
+pub(super) struct Backing {
+    pub(super) stream: TcpStream,
+    /// Cancelled when the pod behind the stream has gone, and at the end of the drain.
+    pub(super) life: CancellationToken,
+}
+
+/// Connects to `daemon`, or, without one, to the routing API; wakes it and waits where it is not ready, until
+/// `deadline`.
 pub(super) async fn connect(
     gateway: &Gateway,
-    daemon: &DaemonName,
+    daemon: Option<&DaemonName>,
+    source: Prefix,
     client: &TcpStream,
     deadline: Instant,
-) -> Result<TcpStream, Refusal> {
+) -> Result<Backing, Refusal> {
+    let name = daemon.map_or(API, DaemonName::as_str);
     let mut news = gateway.directory.subscribe();
     let mut hold = None;
     // Addresses that refused, and until when to believe that better ones come.
     let mut refused = None;
     loop {
         news.borrow_and_update();
-        match choose(gateway.directory.get(daemon.as_str()), gateway.streams.any(daemon)) {
+        let has_streams = daemon.is_some_and(|daemon| gateway.streams.any(daemon));
+        match choose(gateway.directory.get(name), has_streams) {
             Choice::Unknown => return Err(Refusal::Rejected(Rejection::Unmatched)),
             Choice::Dial(addresses) if refused.as_ref().is_none_or(|(old, _)| *old != addresses) => {
-                if let Some(hold) = hold.take() {
-                    let Hold { since, .. } = hold;
+                if let Some(Hold { since, .. }) = hold.take() {
                     gateway.metrics.woken(since.elapsed());
                 }
-                if let Some(stream) = dial(gateway, daemon, &addresses, deadline).await {
-                    return Ok(stream);
+                if let Some((address, stream)) = dial(gateway, name, &addresses, deadline).await {
+                    let life = gateway.directory.life(name, address, &gateway.cut);
+                    return Ok(Backing { stream, life });
                 }
                 refused = Some((addresses, Instant::now() + STALE));
             }
@@ -70,39 +84,75 @@ pub(super) async fn connect(
             Choice::Hold => {
                 refused = None;
                 if hold.is_none() {
-                    hold = Some(Hold::begin(gateway, daemon)?);
+                    hold = Some(Hold::begin(gateway, daemon, source)?);
                 }
             }
         }
         let patience = refused.as_ref().map_or(deadline, |(_, until)| deadline.min(*until));
-        wait(&mut news, client, patience).await?;
+        let pending = hold.as_mut().and_then(|hold| hold.pending.as_mut());
+        match wait(&mut news, client, pending, patience).await? {
+            Waited::News => {}
+            // A wake outlasts every client that waits for it.
+            Waited::Told(Verdict::Starting | Verdict::Unanswered) => {
+                if let Some(hold) = &mut hold {
+                    hold.pending = None;
+                }
+            }
+            Waited::Told(Verdict::Asleep) => return Err(Refusal::Rejected(Rejection::BackendDown)),
+            Waited::Told(Verdict::Unknown) => return Err(Refusal::Rejected(Rejection::Unmatched)),
+        }
     }
 }
 
-/// A connection that waits for its daemon. They are limited in number, and so
-/// in bytes, since none holds more than a hello may have.
+/// A connection that waits for its daemon, which has been asked to wake.
 struct Hold<'a> {
     since: Instant,
-    _permit: tokio::sync::SemaphorePermit<'a>,
+    pending: Option<Pending>,
+    _held: Held<'a>,
     _counted: Counted,
 }
 
 impl<'a> Hold<'a> {
-    fn begin(gateway: &'a Gateway, daemon: &DaemonName) -> Result<Self, Refusal> {
-        let permit = gateway.held.try_acquire().map_err(|_| Refusal::Rejected(Rejection::OverLimit))?;
-        tracing::debug!(daemon.name = %daemon, "holding a client until its daemon is ready");
-        Ok(Self { since: Instant::now(), _permit: permit, _counted: Counted::new(&gateway.metrics.held) })
+    fn begin(gateway: &'a Gateway, daemon: Option<&DaemonName>, source: Prefix) -> Result<Self, Refusal> {
+        let held = gateway.tally.hold(&gateway.limits()).map_err(Refusal::Over)?;
+        let pending = match daemon {
+            Some(daemon) => gateway.waker.wake(daemon, source, &gateway.metrics),
+            None => Ok(None),
+        };
+        let pending = pending.map_err(|TooOften| Refusal::Over(Full::Wakes))?;
+        tracing::debug!(daemon.name = daemon.map(DaemonName::as_str), "holding a client until its daemon is ready");
+        Ok(Self { since: Instant::now(), pending, _held: held, _counted: Counted::new(&gateway.metrics.held) })
     }
+}
+
+/// What ended a wait.
+enum Waited {
+    /// Something is new in the directory.
+    News,
+    /// The control plane has answered.
+    Told(Verdict),
 }
 
 /// Waits for news of any daemon. A client that resets its connection meanwhile
 /// is gone; one that only ended its half may have sent all that it has to say.
-async fn wait(news: &mut watch::Receiver<u64>, client: &TcpStream, until: Instant) -> Result<(), Refusal> {
+async fn wait(
+    news: &mut watch::Receiver<u64>,
+    client: &TcpStream,
+    pending: Option<&mut Pending>,
+    until: Instant,
+) -> Result<Waited, Refusal> {
+    let told = async {
+        match pending {
+            Some(pending) => pending.await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         changed = news.changed() => match changed {
-            Ok(()) => Ok(()),
-            Err(_) => pending().await,
+            Ok(()) => Ok(Waited::News),
+            Err(_) => std::future::pending().await,
         },
+        verdict = told => Ok(Waited::Told(verdict)),
         _ = client.ready(Interest::ERROR) => Err(Refusal::Gone),
         () = sleep_until(until) => Err(Refusal::Rejected(Rejection::BackendDown)),
     }
@@ -111,22 +161,22 @@ async fn wait(news: &mut watch::Receiver<u64>, client: &TcpStream, until: Instan
 /// The first of `addresses` that accepts.
 async fn dial(
     gateway: &Gateway,
-    daemon: &DaemonName,
+    daemon: &str,
     addresses: &[SocketAddr],
     deadline: Instant,
-) -> Option<TcpStream> {
+) -> Option<(SocketAddr, TcpStream)> {
     for address in addresses {
         let began = Instant::now();
         let error = match timeout_at(deadline.min(began + gateway.config.dial), TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
                 tune(&stream);
                 gateway.metrics.dialled(began.elapsed());
-                return Some(stream);
+                return Some((*address, stream));
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => "timed out".to_owned(),
         };
-        tracing::warn!(daemon.name = %daemon, backend.addr = %address, error, "cannot reach a daemon that is listed");
+        tracing::warn!(daemon.name = daemon, backend.addr = %address, error, "cannot reach a daemon that is listed");
     }
     None
 }

@@ -3,11 +3,15 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::names::DaemonName;
+
+/// The routing API's entry: no daemon has such a name.
+pub const API: &str = "api";
 
 /// One daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,17 +30,28 @@ pub struct Directory {
     /// Whose clients dial an address instead of a name.
     addresses: RwLock<HashMap<IpAddr, DaemonName>>,
     changed: watch::Sender<u64>,
+    /// For every address with streams: cancelled when its pod has gone.
+    lives: Mutex<HashMap<String, HashMap<SocketAddr, CancellationToken>>>,
 }
 
 impl Default for Directory {
     fn default() -> Self {
-        Self { backends: RwLock::default(), addresses: RwLock::default(), changed: watch::Sender::new(0) }
+        Self {
+            backends: RwLock::default(),
+            addresses: RwLock::default(),
+            changed: watch::Sender::new(0),
+            lives: Mutex::default(),
+        }
     }
 }
 
 impl Directory {
     /// Sets or removes one daemon, and wakes those who wait for a change.
     pub fn set(&self, daemon: &str, backend: Option<Backend>) {
+        if backend.is_none() {
+            // Its pod may still finish a build: nothing is known of it any more.
+            self.lives.lock().unwrap_or_else(PoisonError::into_inner).remove(daemon);
+        }
         let changed = {
             let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
             match backend {
@@ -49,14 +64,38 @@ impl Directory {
         }
     }
 
-    /// Says that clients who dial this address mean this daemon.
-    pub fn set_address(&self, address: IpAddr, daemon: DaemonName) {
-        self.addresses.write().unwrap_or_else(PoisonError::into_inner).insert(address, daemon);
+    /// Says that the pod at an address of a daemon has gone, with everything that
+    /// was connected to it: no reset will come from there.
+    pub fn lose(&self, daemon: &str, ip: IpAddr) {
+        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(addresses) = lives.get_mut(daemon) else { return };
+        for (_, life) in addresses.extract_if(|address, _| address.ip() == ip) {
+            life.cancel();
+        }
+        if addresses.is_empty() {
+            lives.remove(daemon);
+        }
+    }
+
+    /// Cancelled once the pod at an address of a daemon has gone, or with `all`.
+    pub(super) fn life(&self, daemon: &str, address: SocketAddr, all: &CancellationToken) -> CancellationToken {
+        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        let addresses = lives.entry(daemon.to_owned()).or_default();
+        addresses.entry(address).or_insert_with(|| all.child_token()).clone()
+    }
+
+    /// Says which daemon clients mean who dial this address without a name.
+    pub fn set_address(&self, address: IpAddr, daemon: Option<DaemonName>) {
+        let mut addresses = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
+        match daemon {
+            Some(daemon) => addresses.insert(address, daemon),
+            None => addresses.remove(&address),
+        };
     }
 
     /// The daemon that clients mean who dialled this address.
-    pub fn at(&self, address: IpAddr) -> Option<DaemonName> {
-        self.addresses.read().unwrap_or_else(PoisonError::into_inner).get(&address).cloned()
+    pub(super) fn at(&self, address: IpAddr) -> Option<DaemonName> {
+        self.addresses.read().unwrap_or_else(PoisonError::into_inner).get(&address.to_canonical()).cloned()
     }
 
     /// What is known of one daemon.

@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 use super::Rejection;
 use super::relay::Close;
+use super::wake::Verdict;
 
 /// The gateway's metrics, `buildkit_operator_gateway_*`.
 #[derive(Debug)]
@@ -36,6 +37,10 @@ pub struct Metrics {
     pub up: Counter,
     /// Bytes from daemons to clients.
     pub down: Counter,
+    /// Wakes that the control plane was asked for.
+    pub wakes: Family<WakeLabels, Counter>,
+    /// Files of rules that were read again, by whether they are in force.
+    pub reloads: Family<ReloadLabels, Counter>,
     bytes: Family<BytesLabels, Counter>,
     hello: Histogram,
     dial: Histogram,
@@ -54,6 +59,20 @@ pub struct RejectedLabels {
 pub struct CloseLabels {
     /// How it ended.
     pub cause: Close,
+}
+
+/// Labels of `wakes`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct WakeLabels {
+    /// What came of it.
+    pub verdict: Verdict,
+}
+
+/// Labels of `reloads`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReloadLabels {
+    /// `ok`, or `error`, and then what held before goes on to hold.
+    pub result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -79,6 +98,12 @@ impl EncodeLabelValue for Rejection {
     }
 }
 
+impl EncodeLabelValue for Verdict {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        EncodeLabelValue::encode(&self.as_str(), encoder)
+    }
+}
+
 impl EncodeLabelValue for Close {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         EncodeLabelValue::encode(&self.as_str(), encoder)
@@ -99,6 +124,8 @@ impl Metrics {
             close: Family::default(),
             up: bytes.get_or_create_owned(&BytesLabels { direction: Direction::Up }),
             down: bytes.get_or_create_owned(&BytesLabels { direction: Direction::Down }),
+            wakes: Family::default(),
+            reloads: Family::default(),
             bytes,
             hello: Histogram::new([0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]),
             dial: Histogram::new([0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 1.0, 5.0, 10.0]),
@@ -117,6 +144,8 @@ impl Metrics {
         registry.register("rejected", "Connections refused with an alert", self.rejected.clone());
         registry.register("close", "Connections that ended otherwise", self.close.clone());
         registry.register("bytes", "Bytes relayed, up towards daemons, down towards clients", self.bytes.clone());
+        registry.register("wakes", "Wakes that the control plane was asked for", self.wakes.clone());
+        registry.register("reloads", "Changed configuration files", self.reloads.clone());
         registry.register("hello_seconds", "From accept to a whole ClientHello", self.hello.clone());
         registry.register("dial_seconds", "Connecting to a daemon that is ready", self.dial.clone());
         registry.register("wake_seconds", "Held until the daemon was ready", self.wake.clone());
@@ -132,6 +161,14 @@ impl Metrics {
 
     pub(super) fn woken(&self, took: Duration) {
         self.wake.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn wake_asked(&self, verdict: Verdict) {
+        self.wakes.get_or_create(&WakeLabels { verdict }).inc();
+    }
+
+    pub(super) fn reloaded(&self, ok: bool) {
+        self.reloads.get_or_create(&ReloadLabels { result: if ok { "ok" } else { "error" } }).inc();
     }
 
     pub(super) fn reject(&self, reason: Rejection) {

@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::Config;
 use super::metrics::Metrics;
 use super::streams::Stream;
 pub(super) use half::Pool;
@@ -34,6 +35,10 @@ pub enum Close {
     DaemonReset,
     /// One side ended and the other fell silent.
     HalfCloseTimeout,
+    /// No byte moved for as long as is allowed.
+    Idle,
+    /// The daemon's pod has left the cluster.
+    DaemonGone,
     /// Cut at the end of the drain.
     Cut,
     /// The client left before it was routed.
@@ -48,6 +53,8 @@ impl Close {
             Self::ClientReset => "client_reset",
             Self::DaemonReset => "daemon_reset",
             Self::HalfCloseTimeout => "half_close_timeout",
+            Self::Idle => "idle",
+            Self::DaemonGone => "daemon_gone",
             Self::Cut => "cut",
             Self::Gone => "gone",
         }
@@ -67,12 +74,14 @@ pub(super) struct Relay<'a> {
     pub(super) client: &'a TcpStream,
     pub(super) daemon: &'a TcpStream,
     /// Told whenever bytes move.
-    pub(super) stream: &'a Stream<'a>,
+    pub(super) stream: Option<&'a Stream<'a>>,
     pub(super) pool: &'a Pool,
     pub(super) metrics: &'a Metrics,
-    /// How long one half may stay silent once the other has ended.
-    pub(super) half_close: Duration,
-    /// Ends the stream when cancelled.
+    /// How long a stream, and the half that survives the other, may rest.
+    pub(super) config: &'a Config,
+    /// Ends the stream when cancelled: because `cut` is, or the daemon's pod has gone.
+    pub(super) life: &'a CancellationToken,
+    /// Ends all streams.
     pub(super) cut: &'a CancellationToken,
 }
 
@@ -91,8 +100,9 @@ impl Relay<'_> {
     }
 
     async fn until_ended(&self, up: &mut Half, down: &mut Half) -> Close {
-        let mut cut = pin!(self.cut.cancelled());
-        let mut silence: Option<Pin<Box<Sleep>>> = None;
+        let mut dead = pin!(self.life.cancelled());
+        let mut silence = self.config.idle.map(|idle| Box::pin(tokio::time::sleep(idle)));
+        let mut overdue = Close::Idle;
         let mut failed = None;
         loop {
             tokio::task::consume_budget().await;
@@ -108,17 +118,27 @@ impl Relay<'_> {
             if let (false, Some(cause)) = (moved, failed) {
                 return cause;
             }
-            match &mut silence {
-                None if ended.contains(&true) => silence = Some(Box::pin(tokio::time::sleep(self.half_close))),
-                Some(silence) if moved => silence.as_mut().reset(Instant::now() + self.half_close),
-                _ => {}
+            if ended.contains(&true) && overdue == Close::Idle {
+                overdue = Close::HalfCloseTimeout;
+                silence = Some(Box::pin(tokio::time::sleep(self.allowed(overdue))));
+            } else if let (true, Some(silence)) = (moved, &mut silence) {
+                silence.as_mut().reset(Instant::now() + self.allowed(overdue));
             }
             failed = tokio::select! {
                 ready = self.client.ready(interest(up, down)) => lost(ready).then_some(Close::ClientReset),
                 ready = self.daemon.ready(interest(down, up)) => lost(ready).then_some(Close::DaemonReset),
-                () = expired(&mut silence) => return Close::HalfCloseTimeout,
-                () = &mut cut => return Close::Cut,
+                () = expired(&mut silence) => return overdue,
+                () = &mut dead => return if self.cut.is_cancelled() { Close::Cut } else { Close::DaemonGone },
             };
+        }
+    }
+
+    /// For how long no byte may move.
+    fn allowed(&self, overdue: Close) -> Duration {
+        let (idle, half_close) = (self.config.idle, self.config.half_close);
+        match overdue {
+            Close::Idle => idle.unwrap_or(Duration::MAX),
+            _ => idle.map_or(half_close, |idle| idle.min(half_close)),
         }
     }
 
@@ -130,8 +150,8 @@ impl Relay<'_> {
         self.metrics.up.inc_by(up.written() - before.0);
         self.metrics.down.inc_by(down.written() - before.1);
         let moved = (up.written(), down.written()) != before;
-        if moved {
-            self.stream.moves();
+        if let (true, Some(stream)) = (moved, self.stream) {
+            stream.moves();
         }
         went_up.map_err(|failure| blame(&failure, Close::ClientReset, Close::DaemonReset))?;
         went_down.map_err(|failure| blame(&failure, Close::DaemonReset, Close::ClientReset))?;

@@ -143,7 +143,34 @@ mod tests {
     #[test]
     fn a_daemon_is_told_everything_by_its_file() {
         let daemon = common(false).daemon("p1", [127, 1, 2, 3].into(), 60);
-        insta::assert_snapshot!(daemon.toml, @"");
+        insta::assert_snapshot!(daemon.toml, @r#"
+        root = "/var/lib/bko/caches/p1"
+
+        [grpc]
+        address = ["unix:///var/lib/bko/run/p1.sock", "tcp://127.1.2.3:1235"]
+        uid = 5
+
+        [grpc.tls]
+        ca = "/var/lib/bko/daemons/p1/certs/ca.pem"
+        cert = "/var/lib/bko/daemons/p1/certs/cert.pem"
+        key = "/var/lib/bko/daemons/p1/certs/key.pem"
+
+        [registry."docker.io"]
+        mirrors = ["m"]
+
+        [worker.containerd]
+        enabled = false
+
+        [worker.oci]
+        enabled = true
+        gc = true
+
+        [[worker.oci.gcpolicy]]
+        all = true
+        maxUsedSpace = "54760833024"
+        minFreeSpace = "6442450944"
+        reservedSpace = "25769803776"
+        "#);
         assert_eq!(daemon.invocation.words, ["/usr/bin/buildkitd", "--config", "/var/lib/bko/daemons/p1/buildkitd.toml"]);
     }
 

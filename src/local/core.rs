@@ -85,9 +85,7 @@ impl Core {
             Announced::Ending => Backend { ready: vec![], terminating: address },
             Announced::Away => Backend::default(),
         };
-        if let Ok(daemon) = key.daemon().parse() {
-            self.directory.set_address(record.address.into(), daemon);
-        }
+        self.directory.set_address(record.address.into(), key.daemon().parse().ok());
         self.directory.set(&key.daemon(), Some(backend));
     }
 

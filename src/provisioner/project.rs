@@ -63,6 +63,8 @@ pub enum KeptBy {
     InFlight,
     /// It was used less than one idle period ago.
     RecentUse,
+    /// A client dialled it through the gateway a moment ago.
+    Dial,
 }
 
 /// One project and its daemon, in a few lines.

@@ -6,61 +6,21 @@ use std::str::FromStr;
 
 use axum::http::{HeaderMap, HeaderName};
 
+use crate::runtime::network::Networks;
+pub use crate::runtime::network::ParseNetwork;
+
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Networks whose `X-Forwarded-For` is believed; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TrustedProxies(Vec<Network>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network {
-    address: IpAddr,
-    prefix: u8,
-}
-
-/// Not an address, nor `address/prefix`.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("\"{0}\" is not a network: want an address such as 10.0.0.1, or address/prefix such as 10.0.0.0/8")]
-pub struct ParseNetwork(String);
-
-impl FromStr for Network {
-    type Err = ParseNetwork;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let parse = || {
-            let (address, prefix) = match s.split_once('/') {
-                Some((address, prefix)) => (address, Some(prefix)),
-                None => (s, None),
-            };
-            let address: IpAddr = address.parse().ok()?;
-            let most = if address.is_ipv4() { 32 } else { 128 };
-            let prefix = prefix.map_or(Some(most), |p| p.parse().ok())?;
-            (prefix <= most).then_some(Self { address, prefix })
-        };
-        parse().ok_or_else(|| ParseNetwork(s.to_owned()))
-    }
-}
-
-impl Network {
-    fn contains(self, address: IpAddr) -> bool {
-        match (self.address, address) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
-                (a.to_bits() ^ b.to_bits()).checked_shr(32 - u32::from(self.prefix)).unwrap_or(0) == 0
-            }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
-                (a.to_bits() ^ b.to_bits()).checked_shr(128 - u32::from(self.prefix)).unwrap_or(0) == 0
-            }
-            _ => false,
-        }
-    }
-}
+pub struct TrustedProxies(Networks);
 
 /// A list separated by commas; blank is empty.
 impl FromStr for TrustedProxies {
     type Err = ParseNetwork;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        s.split(',').map(str::trim).filter(|s| !s.is_empty()).map(str::parse).collect::<Result<_, _>>().map(Self)
+        s.parse().map(Self)
     }
 }
 
@@ -72,7 +32,7 @@ impl TrustedProxies {
         let hops: Vec<&str> =
             headers.get_all(FORWARDED_FOR).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(',')).collect();
         for hop in hops.into_iter().rev() {
-            if !self.0.iter().any(|network| network.contains(client)) {
+            if !self.0.contains(client) {
                 break;
             }
             let Ok(address) = hop.trim().parse::<IpAddr>() else { break };
@@ -112,12 +72,5 @@ mod tests {
         let peer = "198.51.100.1".parse().unwrap();
         assert_eq!("0.0.0.0/0".parse::<TrustedProxies>().unwrap().client(peer, &headers).to_string(), "1.2.3.4");
         assert_eq!("".parse::<TrustedProxies>().unwrap().client(peer, &headers), peer);
-    }
-
-    #[test]
-    fn what_is_no_network_is_named() {
-        for bad in ["10.0.0.0/33", "::/129", "10.0.0/8", "host", "10.0.0.0/", "/8", "10.0.0.0/-1"] {
-            assert_eq!(bad.parse::<TrustedProxies>(), Err(ParseNetwork(bad.to_owned())));
-        }
     }
 }

@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -71,15 +72,23 @@ pub struct Arrival {
 }
 
 /// Serves the routing API until `shutdown`, then lets open calls end, cuts what
-/// is left, and waits until the builds of the cut calls are released.
-pub async fn run(listener: TcpListener, router: Router, timeouts: Timeouts, shutdown: CancellationToken) {
+/// is left, and waits until the builds of the cut calls are released. With `tls`
+/// every connection begins with a handshake.
+pub async fn run(
+    listener: TcpListener,
+    router: Router,
+    timeouts: Timeouts,
+    tls: Option<TlsAcceptor>,
+    shutdown: CancellationToken,
+) {
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted {
             Ok((stream, peer)) => {
                 let connection = Connection { router: router.clone(), peer, timeouts };
-                connections.spawn(cut.clone().run_until_cancelled_owned(connection.serve(stream, shutdown.clone())));
+                let served = connection.accepted(stream, tls.clone(), shutdown.clone());
+                connections.spawn(cut.clone().run_until_cancelled_owned(served));
             }
             Err(error) => {
                 // Out of descriptors, most likely: others must end first.
@@ -107,9 +116,18 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve(self, stream: TcpStream, shutdown: CancellationToken) {
+    async fn accepted(self, stream: TcpStream, tls: Option<TlsAcceptor>, shutdown: CancellationToken) {
         // Answers are one small segment each.
         let _ = stream.set_nodelay(true);
+        let Some(tls) = tls else { return self.serve(stream, shutdown).await };
+        match timeout(self.timeouts.header, tls.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve(stream, shutdown).await,
+            Ok(Err(error)) => debug!(peer.addr = %self.peer, %error, "handshake failed"),
+            Err(_) => debug!(peer.addr = %self.peer, "handshake timed out"),
+        }
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shutdown: CancellationToken) {
         let phase = watch::Sender::new((Phase::Head, Instant::now()));
         let io = TokioIo::new(Watched { stream, phase: phase.clone() });
         let service = service_fn(|request: Request<Incoming>| {
@@ -181,12 +199,12 @@ async fn expired(mut phase: watch::Receiver<(Phase, Instant)>, timeouts: Timeout
 }
 
 /// A stream that tells when an idle connection begins a new request.
-struct Watched {
-    stream: TcpStream,
+struct Watched<S> {
+    stream: S,
     phase: watch::Sender<(Phase, Instant)>,
 }
 
-impl AsyncRead for Watched {
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
@@ -197,7 +215,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

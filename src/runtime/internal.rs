@@ -11,11 +11,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -99,29 +100,53 @@ pub async fn ask<T: DeserializeOwned>(
     token: Option<&InternalToken>,
     limit: Duration,
 ) -> Result<T, AskError> {
-    let answer = tokio::time::timeout(limit, request(address, path_and_query, token));
+    exchange(address, Method::GET, path_and_query, Body::empty(), token, limit).await
+}
+
+/// Tells one process something, as JSON, in the same way.
+///
+/// # Errors
+/// Without an answer by `limit`, or with another than was expected.
+pub async fn tell<T: DeserializeOwned>(
+    address: SocketAddr,
+    path: &str,
+    what: &impl Serialize,
+    token: Option<&InternalToken>,
+    limit: Duration,
+) -> Result<T, AskError> {
+    let body = serde_json::to_vec(what).map_err(|error| AskError::Body(address, error.to_string()))?;
+    exchange(address, Method::POST, path, Body::from(body), token, limit).await
+}
+
+async fn exchange<T: DeserializeOwned>(
+    address: SocketAddr,
+    method: Method,
+    path_and_query: &str,
+    body: Body,
+    token: Option<&InternalToken>,
+    limit: Duration,
+) -> Result<T, AskError> {
+    let mut request = Request::new(body);
+    *request.method_mut() = method;
+    *request.uri_mut() =
+        path_and_query.parse().map_err(|_| AskError::Body(address, format!("no path: \"{path_and_query}\"")))?;
+    let host = HeaderValue::try_from(address.to_string()).unwrap_or(HeaderValue::from_static("internal"));
+    request.headers_mut().insert(header::HOST, host);
+    request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(value) = token.and_then(|token| HeaderValue::try_from(format!("Bearer {}", token.0)).ok()) {
+        request.headers_mut().insert(header::AUTHORIZATION, value);
+    }
+    let answer = tokio::time::timeout(limit, send(address, request));
     let bytes = answer.await.map_err(|_| AskError::Late(address, limit))??;
     serde_json::from_slice(&bytes).map_err(|error| AskError::Body(address, error.to_string()))
 }
 
-async fn request(
-    address: SocketAddr,
-    path_and_query: &str,
-    token: Option<&InternalToken>,
-) -> Result<axum::body::Bytes, AskError> {
+async fn send(address: SocketAddr, request: Request) -> Result<axum::body::Bytes, AskError> {
     let stream = TcpStream::connect(address).await.map_err(|error| AskError::Connect(address, error))?;
     let handshake = http1::handshake::<_, Body>(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| AskError::Request(address, error))?;
     // Ends with its sender.
     tokio::spawn(connection);
-    let mut request = Request::new(Body::empty());
-    *request.uri_mut() =
-        path_and_query.parse().map_err(|_| AskError::Body(address, format!("no path: \"{path_and_query}\"")))?;
-    let host = HeaderValue::try_from(address.to_string()).unwrap_or(HeaderValue::from_static("internal"));
-    request.headers_mut().insert(header::HOST, host);
-    if let Some(value) = token.and_then(|token| HeaderValue::try_from(format!("Bearer {}", token.0)).ok()) {
-        request.headers_mut().insert(header::AUTHORIZATION, value);
-    }
     let answer = sender.send_request(request).await.map_err(|error| AskError::Request(address, error))?;
     if !answer.status().is_success() {
         return Err(AskError::Status(address, answer.status()));

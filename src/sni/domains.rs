@@ -8,6 +8,18 @@ use crate::names::DaemonName;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Domains(Vec<String>);
 
+/// What a server name means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `buildkitd-<key>.<domain>`.
+    Daemon(DaemonName),
+    /// `api.<domain>`: the routing API.
+    Api,
+}
+
+/// The label of the routing API.
+const API_LABEL: &str = "api";
+
 /// Why a list of gateway domains is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum DomainsError {
@@ -54,15 +66,15 @@ impl Domains {
         Ok(Self(domains))
     }
 
-    /// The daemon that a server name means: exactly one label `buildkitd-<key>`
+    /// What a server name means: exactly one label, `buildkitd-<key>` or `api`,
     /// below one of the domains, in any case, with or without a trailing dot.
-    pub fn daemon(&self, sni: &str) -> Option<DaemonName> {
+    pub fn target(&self, sni: &str) -> Option<Target> {
         let name = sni.strip_suffix('.').unwrap_or(sni).to_ascii_lowercase();
         let (label, domain) = name.split_once('.')?;
         if !self.0.iter().any(|known| known == domain) {
             return None;
         }
-        label.parse().ok()
+        if label == API_LABEL { Some(Target::Api) } else { label.parse().ok().map(Target::Daemon) }
     }
 }
 
@@ -122,7 +134,15 @@ mod tests {
             ("buildkitd-a-0.ci.test", "buildkitd-a-0"),
             (&format!("{long}.ci.test"), &long),
         ] {
-            assert_eq!(domains.daemon(sni).as_ref().map(DaemonName::as_str), Some(daemon), "{sni}");
+            assert_eq!(domains.target(sni), Some(Target::Daemon(daemon.parse().unwrap())), "{sni}");
+        }
+    }
+
+    #[test]
+    fn one_label_of_every_domain_is_the_routing_api() {
+        let domains = domains(&["builds.example.org", "ci.test"]).unwrap();
+        for sni in ["api.builds.example.org", "API.ci.test."] {
+            assert_eq!(domains.target(sni), Some(Target::Api), "{sni}");
         }
     }
 
@@ -152,18 +172,22 @@ mod tests {
             "*.ci.test",
             "buildkitd-*.ci.test",
             "abc.ci.test",
+            "api",
+            "api.evil.org",
+            "api.x.ci.test",
+            "apis.ci.test",
             "192.0.2.7",
             "[2001:db8::1]",
             &long,
         ] {
-            assert_eq!(domains.daemon(sni), None, "{sni}");
+            assert_eq!(domains.target(sni), None, "{sni}");
         }
     }
 
     #[test]
     fn without_domains_nobody_is_matched() {
-        assert_eq!(Domains::default().daemon("buildkitd-abc."), None);
-        assert_eq!(Domains::default().daemon("buildkitd-abc.ci.test"), None);
+        assert_eq!(Domains::default().target("buildkitd-abc."), None);
+        assert_eq!(Domains::default().target("buildkitd-abc.ci.test"), None);
     }
 
     #[test]

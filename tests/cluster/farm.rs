@@ -48,7 +48,7 @@ pub(crate) async fn define(cluster: &Cluster) -> anyhow::Result<()> {
 pub(crate) struct Server {
     child: tokio::process::Child,
     pub(crate) api: SocketAddr,
-    admin: SocketAddr,
+    pub(crate) admin: SocketAddr,
     http: Client<HttpConnector, Full<Bytes>>,
     token: Option<String>,
 }

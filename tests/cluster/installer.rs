@@ -1,10 +1,12 @@
 //! `cluster init`, `plan` and `status` against a real API server. Pods are
 //! played; what a node has to say about images is written into their status.
 
+mod access;
 mod faults;
 mod refusals;
 mod runs;
 
+pub(crate) use access::*;
 pub(crate) use faults::*;
 pub(crate) use refusals::*;
 pub(crate) use runs::*;

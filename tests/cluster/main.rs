@@ -14,6 +14,7 @@ mod projects;
 mod routes;
 mod truth;
 mod view;
+mod wake;
 mod wire;
 
 /// Where the benchmark, which shares some of these files, has the harness.
@@ -47,6 +48,8 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::what_was_asked_for_once_is_carried_over_and_status_tells_it).serial(),
         test!(installer::an_upgrade_writes_what_changes_and_events_are_lines_of_json),
         test!(installer::an_installer_that_left_its_lease_behind_is_waited_for),
+        test!(installer::credentials_are_what_is_installed_and_a_rotation_keeps_the_old_token),
+        test!(installer::who_may_only_read_the_secrets_names_the_rest),
         test!(installer::a_load_balancer_that_never_comes_is_a_warning),
         test!(installer::another_manager_is_named_and_overruled_only_by_force),
         test!(installer::a_lacking_permission_is_named_before_the_first_write),
@@ -89,6 +92,8 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(truth::a_route_ends_the_asking_at_once),
         test!(truth::nobody_is_let_in_while_the_gate_is_closed),
         test!(truth::an_entry_that_nobody_uses_expires_early),
+        test!(wake::a_dial_wakes_what_was_routed_lately),
+        test!(wake::a_dial_ends_a_scale_down_at_once),
         test!(identities::two_pull_requests_of_one_repository_get_two_daemons).limit(Duration::from_secs(150)),
         test!(identities::a_job_ends_its_own_builds_on_every_replica),
         test!(identities::a_rotated_token_is_accepted_without_a_restart),

@@ -45,6 +45,7 @@ fn parse(files: &[(String, String)], domains: &[&str]) -> Result<Vec<Certificate
             certs => minijinja::context! {
                 daemonSecretName => "buildkit-daemon-certs",
                 clientSecretName => "buildkit-client-certs",
+                apiSecretName => "buildkit-operator-api-certs",
             },
             clusterDomain => "cluster.local",
             item => item,
@@ -59,7 +60,10 @@ fn parse(files: &[(String, String)], domains: &[&str]) -> Result<Vec<Certificate
 }
 
 fn specs(domains: &[&str]) -> Vec<CertificateSpec> {
-    parse(&certificate::embedded(), domains).unwrap()
+    // The reference's three; ours has tests of its own.
+    let mut specs = parse(&certificate::embedded(), domains).unwrap();
+    specs.retain(|spec| spec.name != "api");
+    specs
 }
 
 fn spec<'a>(specs: &'a [CertificateSpec], name: &str) -> &'a CertificateSpec {
@@ -154,8 +158,8 @@ fn days(n: u64) -> Duration {
 #[test]
 fn a_value_cannot_inject_structure_into_a_declaration() {
     let error = parse(&certificate::embedded(), &["a.example\"\nauthority: true"]).unwrap_err();
-    assert_eq!(error.0.len(), 1, "{error}");
-    assert!(error.to_string().contains("control character"), "{error}");
+    assert_eq!(error.0.len(), 2, "{error}");
+    assert!(error.0.iter().all(|fault| fault.problem.contains("control character")), "{error}");
 }
 
 #[test]
@@ -543,6 +547,23 @@ fn a_missing_secret_that_nobody_can_sign_fails_with_the_command() {
     "#);
 }
 
+/// An installation that was adopted goes on without TLS for its API.
+#[test]
+fn the_api_s_certificate_is_issued_where_that_can_be_and_is_missed_nowhere() {
+    let all = parse(&certificate::embedded(), &["a.example"]).unwrap();
+    let first = materialise(&all, &BTreeMap::new(), now()).unwrap();
+    let made = LiveCertificate::read_leaf(data(&first, "api")).unwrap();
+    assert_eq!(made.not_after, after(365));
+    let (_, theirs) = fresh(&["a.example"]);
+    let mut live = written(&theirs);
+    live.remove(&key_of(spec(&all, "ca")));
+    let adopted = materialise(&all, &live, now()).unwrap();
+    assert_eq!(outcome(&adopted, "api").decision.word(), "provided");
+    let warnings: Vec<_> = adopted.iter().flat_map(|o| &o.warnings).collect();
+    assert!(warnings[0].starts_with("certificate \"buildkit-operator/buildkit-operator-api-certs\": there is no such Secret; hand its authority over"), "{warnings:?}");
+    assert_eq!(warnings.len(), 1);
+}
+
 #[test]
 fn cert_manager_s_secrets_are_read_and_their_gap_names_its_certificate() {
     let (_, theirs) = fresh(&[]);
@@ -756,16 +777,16 @@ async fn certs(kubeconfig: &str, args: &[&str]) -> std::process::Output {
 #[tokio::test]
 async fn the_list_shows_what_is_in_the_cluster() {
     let dir = tempfile::tempdir().unwrap();
-    let specs = specs(&["builds.example.org"]);
+    let specs = parse(&certificate::embedded(), &["builds.example.org"]).unwrap();
     let an_hour_ago = before_by(Timestamp::now(), 3600);
     let outcomes = materialise(&specs, &BTreeMap::new(), an_hour_ago).unwrap();
     let kubeconfig = api_server(&outcomes, dir.path()).await;
     let output = certs(&kubeconfig, &["list", "--output", "json"]).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(rows.as_array().unwrap().len(), 3);
+    assert_eq!(rows.as_array().unwrap().len(), 4);
     assert!(rows.as_array().unwrap().iter().all(|row| row["verdict"] == "keep"), "{rows}");
-    let daemon = &rows[2];
+    let daemon = rows.as_array().unwrap().iter().find(|row| row["name"] == "daemon").unwrap();
     assert_eq!(
         (&daemon["name"], &daemon["secret"]),
         (&"daemon".into(), &"buildkit-builds/buildkit-daemon-certs".into())

@@ -20,6 +20,7 @@ const IMAGE: &str = "registry.example.com/bko-install:1.2.3";
 
 const SECRETS: &str = "left out, because they hold secrets: buildkit-operator/buildkit-operator-token, \
                        buildkit-operator/buildkit-operator-internal, \
+                       buildkit-operator/buildkit-operator-api-certs, \
                        buildkit-operator/buildkit-operator-ca, buildkit-builds/buildkit-client-certs, \
                        buildkit-builds/buildkit-daemon-certs\n";
 

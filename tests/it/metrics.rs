@@ -11,7 +11,8 @@ use bko_install::companion::prune::{Reason, Volume};
 use bko_install::companion::upkeep::Sample;
 use bko_install::companion::watch::Watch;
 use bko_install::families::build_farm::metrics::{DaemonMetrics, Metrics as ControllerMetrics};
-use bko_install::gateway::metrics::{CloseLabels, Metrics, RejectedLabels};
+use bko_install::gateway::metrics::{CloseLabels, Metrics, RejectedLabels, ReloadLabels, WakeLabels};
+use bko_install::gateway::wake::Verdict;
 use bko_install::gateway::{Close, Rejection};
 use bko_install::issuers;
 use bko_install::router;
@@ -36,6 +37,8 @@ fn gateway(registry: &mut Registry) {
     let metrics = Metrics::register(registry);
     drop(metrics.rejected.get_or_create(&RejectedLabels { reason: Rejection::NoSni }));
     drop(metrics.close.get_or_create(&CloseLabels { cause: Close::Finished }));
+    drop(metrics.wakes.get_or_create(&WakeLabels { verdict: Verdict::Starting }));
+    drop(metrics.reloads.get_or_create(&ReloadLabels { result: "ok" }));
 }
 
 fn identities(registry: &mut Registry) {

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 26] = [
+const CORE: [&str; 29] = [
     "names.rs",
     "key.rs",
     "identity.rs",
@@ -23,6 +23,9 @@ const CORE: [&str; 26] = [
     "readiness.rs",
     "readiness",
     "sni.rs",
+    "gateway/proxy.rs",
+    "gateway/source.rs",
+    "runtime/network.rs",
     "families/build_farm/ledger.rs",
     "families/build_farm/lifecycle.rs",
     "families/build_farm/project.rs",

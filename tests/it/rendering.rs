@@ -9,6 +9,8 @@
 
 use bko_install::cli::{Cli, Command};
 use bko_install::families::build_farm::api::BuildProject;
+use bko_install::gateway::Limits;
+use bko_install::gateway::rules::Rules;
 use bko_install::manifest::emit::to_yaml;
 use bko_install::manifest::{self, Bundle, Faults, Rendered, Renderer};
 use bko_install::profile::{self, Request};
@@ -101,6 +103,45 @@ fn without_a_domain_there_is_no_gateway() {
     assert!(rendered.objects.iter().all(|object| !object.id.name.contains("gateway")));
     let server = rendered.objects.iter().find(|object| object.id.kind == "Deployment").unwrap();
     assert!(!server.body.to_string().contains("--gateway-host"));
+}
+
+/// A gateway that is given a file which it cannot read never starts.
+#[test]
+fn the_gateway_understands_its_configuration() {
+    let set = ["gateway.domains=a.test,b.test", "gateway.maxConnsPerSource=7", "gateway.proxyFrom=10.0.0.0/8"];
+    let rendered = embedded("default", &set).unwrap();
+    let map = rendered.objects.iter().find(|object| object.id.kind == "ConfigMap").unwrap();
+    let text = map.body.pointer("/data/config.yaml").and_then(Value::as_str).unwrap();
+    let rules = Rules::default().with(text).unwrap();
+    assert_eq!(rules.domains.to_string(), "a.test,b.test");
+    assert_eq!(rules.limits, Limits { connections: 1024, per_source: 7, ..Limits::default() });
+    assert!(rules.proxy_from.contains("10.1.2.3".parse().unwrap()));
+    let overlap = embedded("default", &["gateway.domains=a.test,b.a.test"]).unwrap_err().to_string();
+    assert!(overlap.ends_with(r#"gateway.domains: "a.test" and "b.a.test" overlap: keep one of them"#), "{overlap}");
+}
+
+#[test]
+fn the_api_presents_its_own_certificate_or_the_one_that_is_named() {
+    for (set, secret, files) in [
+        (vec![], "buildkit-operator-api-certs", ["cert.pem", "key.pem"]),
+        (vec!["api.tlsSecret=ours"], "ours", ["tls.crt", "tls.key"]),
+    ] {
+        let rendered = embedded("default", &set).unwrap();
+        let mut objects = rendered.objects.iter();
+        let server =
+            objects.find(|object| object.id.name == "buildkit-operator-buildd" && object.id.kind == "Deployment");
+        let pod = server.unwrap().body.pointer("/spec/template/spec").unwrap();
+        assert_eq!(pod.pointer("/volumes/0/secret/secretName").unwrap(), secret, "{pod}");
+        let arguments = pod.pointer("/containers/0/args").unwrap().to_string();
+        for (flag, file) in ["--api-tls-cert", "--api-tls-key"].into_iter().zip(files) {
+            assert!(arguments.contains(&format!("{flag}=/etc/buildkit-operator/api/{file}")), "{arguments}");
+        }
+    }
+    let rendered = embedded("default", &["gateway.domains=a.test,b.test"]).unwrap();
+    let api = rendered.certificates.iter().find(|spec| spec.name == "api").unwrap();
+    let service = "buildkit-operator-buildd.buildkit-operator.svc";
+    let cluster = format!("{service}.cluster.local");
+    assert_eq!(api.dns_names, [service, &cluster, "localhost", "api.a.test", "api.b.test"]);
 }
 
 #[test]
@@ -225,6 +266,7 @@ fn the_server_understands_every_argument() {
         "cache.storageClass=fast",
         "auth.open=true",
         "gateway.domains=a.example.com,b.example.com",
+        r#"daemon.scheduling={"pinArch": true, "nodeSelector": {"disk": "fast"}}"#,
         "routeWait=1m 30s",
     ];
     let identities =
@@ -264,7 +306,7 @@ fn certificates_cover_every_gateway_domain_and_carry_the_common_labels() {
     );
     assert_eq!(daemon.labels["bko-install/component"], "certificates");
     let names: Vec<_> = rendered.certificates.iter().map(|spec| spec.name.as_str()).collect();
-    assert_eq!(names, ["ca", "client", "daemon"]);
+    assert_eq!(names, ["api", "ca", "client", "daemon"]);
 }
 
 /// The manifest is generated from the type. After a change:

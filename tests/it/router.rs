@@ -12,7 +12,7 @@
 mod answers;
 mod cancel;
 mod connections;
-mod memory;
+pub(crate) mod memory;
 mod oidc;
 mod openapi;
 mod projects;
@@ -46,7 +46,7 @@ const SHOP: &str = r#"{"repo":"https://github.com/acme/shop","arch":"amd64"}"#;
 const SHOP_KEY: &str = "p41bd34a2227aca39";
 
 /// Open, without a limit, with the reference's defaults.
-fn open() -> Config {
+pub(crate) fn open() -> Config {
     Config {
         auth: Auth { open: true, ..Auth::default() },
         rate: RateLimit::new(0.0, 0).unwrap(),
@@ -58,7 +58,7 @@ fn open() -> Config {
     }
 }
 
-fn tokens() -> Config {
+pub(crate) fn tokens() -> Config {
     let (token, admin_token) = (Some(Secret::new("s3cret")), Some(Secret::new("root-tok")));
     Config { auth: Auth { token, admin_token, ..Auth::default() }, ..open() }
 }
@@ -98,21 +98,21 @@ async fn post(router: &Router, path: &str, body: &str) -> Answered {
 }
 
 /// A server on a real socket.
-struct Server {
-    address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
     shutdown: CancellationToken,
     done: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start(config: Config, memory: &Arc<Memory>, timeouts: Timeouts) -> Self {
+    pub(crate) async fn start(config: Config, memory: &Arc<Memory>, timeouts: Timeouts) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let auth = config.auth.clone();
         let router = Router::new(config, memory.clone(), Metrics::default());
         let shutdown = CancellationToken::new();
         tokio::spawn(auth.keep_fresh(shutdown.clone()));
-        let done = tokio::spawn(run(listener, router, timeouts, shutdown.clone()));
+        let done = tokio::spawn(run(listener, router, timeouts, None, shutdown.clone()));
         Self { address, shutdown, done }
     }
 

@@ -5,7 +5,7 @@ mod daemon;
 mod killed;
 mod leader;
 mod limits;
-mod servers;
+pub(crate) mod servers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

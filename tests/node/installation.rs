@@ -35,10 +35,10 @@ pub(crate) struct Installation<'a> {
     pub(crate) node: &'a Node,
     /// `http://address:port` of the routing API.
     api: String,
-    token: String,
-    gateway: IpAddr,
+    pub(crate) token: String,
+    pub(crate) gateway: IpAddr,
     /// `ca.pem`, `cert.pem`, `key.pem`.
-    certificates: PathBuf,
+    pub(crate) certificates: PathBuf,
     http: Client<HttpConnector, Full<Bytes>>,
     /// Of the example's base, in the local registry.
     base: String,
@@ -92,6 +92,18 @@ impl<'a> Installation<'a> {
             http: Client::builder(TokioExecutor::new()).build_http(),
             base,
         })
+    }
+
+    /// The example's base image, in the local registry.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// How many builds of a repository are registered.
+    pub(crate) async fn inflight(&self, repo: &str) -> anyhow::Result<usize> {
+        let key = bko_install::key::Project::new(repo, "", "", "amd64", false)?.key();
+        let project = Api::<BuildProject>::namespaced(self.node.client(), BUILDS).get(key.as_str()).await?;
+        Ok(project.status.map_or(0, |status| status.inflight.len()))
     }
 
     /// As an administrator would for a registry without TLS.

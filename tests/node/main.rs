@@ -9,7 +9,9 @@ mod shared {
 }
 
 mod builds;
+mod credentials;
 mod farm;
+mod gate;
 mod harness_checks;
 mod installation;
 mod refusals;
@@ -32,6 +34,9 @@ fn tests() -> Vec<Test<Node>> {
         test!(refusals::a_missing_image_is_told_with_a_way_to_have_it).serial(),
         test!(refusals::a_container_that_cannot_start_is_told).serial(),
         test!(builds::nothing_takes_a_daemon_from_a_running_build).serial().limit(Duration::from_secs(600)),
+        test!(credentials::a_ci_needs_nothing_but_the_credentials).serial().limit(Duration::from_secs(300)),
+        test!(gate::what_is_dialled_wakes).serial().limit(Duration::from_secs(420)),
+        test!(gate::the_gateway_serves_the_api_and_is_not_missed).serial().limit(Duration::from_secs(240)),
         test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]
 }

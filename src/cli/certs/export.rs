@@ -49,7 +49,7 @@ pub(super) async fn run(args: ExportArgs, client: kube::Client, global: &Global)
 }
 
 /// File name and content, from either way to name a Secret's keys.
-fn files(data: &SecretData) -> Vec<(&'static str, &[u8])> {
+pub(in crate::cli) fn files(data: &SecretData) -> Vec<(&'static str, &[u8])> {
     [("ca.pem", "ca.crt"), ("cert.pem", "tls.crt"), ("key.pem", "tls.key")]
         .into_iter()
         .filter_map(|(ours, theirs)| Some((ours, data.get(ours).or_else(|| data.get(theirs))?)))

@@ -122,7 +122,7 @@ fn next_steps(installed: &Installed<'_>) -> String {
         String::new(),
         format!("installed profile {profile} in namespace {namespace}"),
         format!("  route    {route}"),
-        "  clients  bko-install certs export --dir certs".to_owned(),
+        "  clients  bko-install credentials".to_owned(),
     ];
     if let Some(Gateway { domains, port }) = gateway {
         let names: Vec<_> = domains.iter().map(|domain| format!("*.{domain}")).collect();

@@ -24,7 +24,12 @@ const CHUNK: u32 = 500;
 
 pub(super) enum Source {
     Remote(Box<Remote>),
-    Cluster { api: Api<BuildProject>, settings: Settings },
+    Cluster(Box<Cluster>),
+}
+
+pub(super) struct Cluster {
+    api: Api<BuildProject>,
+    settings: Settings,
 }
 
 impl Source {
@@ -34,14 +39,15 @@ impl Source {
         }
         let client = connect_as(INSTALLER_MANAGER, global).await?;
         let settings = Settings { namespace: args.namespace.clone(), ..Settings::default() };
-        Ok(Self::Cluster { api: Api::namespaced(client, &args.namespace), settings })
+        let api = Api::namespaced(client, &args.namespace);
+        Ok(Self::Cluster(Box::new(Cluster { api, settings })))
     }
 
     /// All projects, in the order of their keys.
     pub(super) async fn projects(&self) -> Result<Vec<Summary>, Failure> {
         match self {
             Self::Remote(remote) => pages(remote).await,
-            Self::Cluster { api, settings } => objects(api, settings).await,
+            Self::Cluster(cluster) => objects(&cluster.api, &cluster.settings).await,
         }
     }
 }

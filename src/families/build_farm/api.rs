@@ -171,6 +171,9 @@ pub struct BuildProjectStatus {
     /// Number of `inflight` entries, for printing.
     #[serde(default)]
     pub inflight_builds: i32,
+    /// Until when a client that dialled the gateway keeps the daemon, though nobody routed a build.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake_until: Option<Time>,
     /// When a build was last granted the export to the cold cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_cache_export_grant: Option<Time>,

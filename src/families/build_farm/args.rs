@@ -79,6 +79,10 @@ pub struct FarmArgs {
     /// Builds that may be in flight at once on one project
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u16).range(1..=2000))]
     pub max_inflight: u16,
+    /// For how long after a route or a prewarm a client that dials the gateway may wake its daemon by that alone;
+    /// 0s for never
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = humantime::parse_duration)]
+    pub wake_window: Duration,
     /// Domain of the gateway; without it, endpoints are in-cluster names
     #[arg(long, value_name = "DOMAIN", default_value = "", value_parser = domain_or_nothing)]
     pub gateway_host: String,
@@ -118,6 +122,7 @@ impl From<&FarmArgs> for Settings {
             unused_entry: (!unused_entry.is_zero()).then_some(unused_entry),
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),
             max_inflight: args.max_inflight.into(),
+            wake_window: args.wake_window,
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Feeds the gateway's directory from watched Services and EndpointSlices.
+//! Feeds the gateway's directory from watched Services, EndpointSlices and Pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -18,6 +18,49 @@ use crate::names::DAEMON_PREFIX;
 use crate::runtime::admin::Readiness;
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// The daemons' pods: what is left of a stream when its pod has gone without a
+/// word. Endpoints would not tell, since they also go while a gate is closed.
+#[derive(Default)]
+struct Pods {
+    known: HashMap<String, (Option<String>, Vec<IpAddr>)>,
+    /// During a relist: what it has not named yet.
+    gone: BTreeSet<String>,
+}
+
+impl Pods {
+    /// Takes over an event; daemon and address of every pod that has left the API.
+    fn on(&mut self, event: Event<Pod>) -> Vec<(String, IpAddr)> {
+        match event {
+            Event::Apply(pod) | Event::InitApply(pod) => {
+                let name = pod.name_any();
+                self.gone.remove(&name);
+                let ips = pod.status.iter().flat_map(|status| status.pod_ips.iter().flatten());
+                let ips = ips.filter_map(|ip| ip.ip.parse().ok()).collect();
+                match self.known.insert(name.clone(), (pod.uid(), ips)) {
+                    Some((uid, ips)) if uid != pod.uid() => lost(&name, ips),
+                    _ => Vec::new(),
+                }
+            }
+            Event::Delete(pod) => self.forget(&pod.name_any()),
+            Event::Init => {
+                self.gone = self.known.keys().cloned().collect();
+                Vec::new()
+            }
+            Event::InitDone => std::mem::take(&mut self.gone).iter().flat_map(|name| self.forget(name)).collect(),
+        }
+    }
+
+    fn forget(&mut self, name: &str) -> Vec<(String, IpAddr)> {
+        self.known.remove(name).map_or_else(Vec::new, |(_, ips)| lost(name, ips))
+    }
+}
+
+fn lost(pod: &str, ips: Vec<IpAddr>) -> Vec<(String, IpAddr)> {
+    // Each daemon is a StatefulSet of one.
+    let daemon = pod.strip_suffix("-0").unwrap_or(pod);
+    ips.into_iter().map(|ip| (daemon.to_owned(), ip)).collect()
+}
 
 /// What is known so far: which daemons exist, and their slices.
 #[derive(Default)]
@@ -63,10 +106,12 @@ pub async fn feed(
     readiness.set("directory", false);
     let config = || watcher::Config::default().labels(DAEMON_SELECTOR);
     let services = Api::<Service>::namespaced(client.clone(), &namespace);
-    let slices = Api::<EndpointSlice>::namespaced(client, &namespace);
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), &namespace);
+    let pods = Api::<Pod>::namespaced(client, &namespace);
     let mut services = Box::pin(watcher(services, config()).default_backoff());
     let mut slices = Box::pin(watcher(slices, config()).default_backoff());
-    let mut table = Table::default();
+    let mut pods = Box::pin(watcher(pods, config()).default_backoff());
+    let (mut table, mut lives) = (Table::default(), Pods::default());
     let (mut have_services, mut have_slices) = (false, false);
     loop {
         let changed = tokio::select! {
@@ -81,6 +126,13 @@ pub async fn feed(
                 Some(event) => {
                     have_slices |= matches!(event, Event::InitDone);
                     on_slice(&mut table, event)
+                }
+                None => return,
+            },
+            event = next(&mut pods, "Pod", &shutdown) => match event {
+                Some(event) => {
+                    lives.on(event).iter().for_each(|(daemon, ip)| directory.lose(daemon, *ip));
+                    continue;
                 }
                 None => return,
             },
@@ -119,8 +171,11 @@ fn on_service(table: &mut Table, event: Event<Service>) -> Vec<String> {
     }
 }
 
+fn daemon_of(slice: &EndpointSlice) -> String {
+    slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default()
+}
+
 fn on_slice(table: &mut Table, event: Event<EndpointSlice>) -> Vec<String> {
-    let daemon_of = |slice: &EndpointSlice| slice.labels().get(SERVICE_NAME).cloned().unwrap_or_default();
     match event {
         Event::Apply(slice) | Event::InitApply(slice) => {
             let daemon = daemon_of(&slice);
@@ -147,10 +202,12 @@ fn on_slice(table: &mut Table, event: Event<EndpointSlice>) -> Vec<String> {
     }
 }
 
+fn port_of(slice: &EndpointSlice) -> Option<u16> {
+    slice.ports.iter().flatten().find_map(|p| p.port).and_then(|p| u16::try_from(p).ok())
+}
+
 fn add_endpoints(backend: &mut Backend, slice: &EndpointSlice) {
-    let Some(port) = slice.ports.iter().flatten().find_map(|p| p.port).and_then(|p| u16::try_from(p).ok()) else {
-        return;
-    };
+    let Some(port) = port_of(slice) else { return };
     for endpoint in slice.endpoints.iter().flatten() {
         let conditions = endpoint.conditions.clone().unwrap_or_default();
         let terminating = conditions.terminating.unwrap_or(false);
@@ -202,6 +259,24 @@ mod tests {
         let backend = table.backend("buildkitd-p1").unwrap();
         assert_eq!((backend.ready, backend.terminating), (address("10.0.0.1:1234"), address("10.0.0.2:1234")));
         assert_eq!(table.backend("buildkitd-p2"), None);
+    }
+
+    fn pod(name: &str, uid: &str, ip: &str) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": name, "uid": uid}, "status": {"podIPs": [{"ip": ip}]}}))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_pod_is_lost_when_its_uid_has_left_the_api() {
+        let mut pods = Pods::default();
+        let lost = |daemon: &str, ip: &str| vec![(daemon.to_owned(), ip.parse::<IpAddr>().unwrap())];
+        assert!(pods.on(Event::Apply(pod("buildkitd-p1-0", "a", "10.0.0.1"))).is_empty());
+        assert!(pods.on(Event::Apply(pod("buildkitd-p2-0", "b", "10.0.0.2"))).is_empty());
+        assert!(pods.on(Event::Apply(pod("buildkitd-p1-0", "a", "10.0.0.1"))).is_empty(), "it only changed");
+        assert_eq!(pods.on(Event::Apply(pod("buildkitd-p1-0", "c", "10.0.0.3"))), lost("buildkitd-p1", "10.0.0.1"));
+        assert_eq!(pods.on(Event::Delete(pod("buildkitd-p1-0", "c", "10.0.0.3"))), lost("buildkitd-p1", "10.0.0.3"));
+        assert!(pods.on(Event::Init).is_empty());
+        assert_eq!(pods.on(Event::InitDone), lost("buildkitd-p2", "10.0.0.2"), "a relist leaves it out");
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub enum Operation {
     },
     /// Somebody asked for the daemon without a build.
     Touch,
+    /// A client dialled the daemon through the gateway.
+    Wake,
     /// What the reconcile observed.
     Report(Box<Report>),
     /// What the daemon's history says of builds that ended.
@@ -85,6 +87,8 @@ pub enum Outcome {
     Saturated(usize),
     /// Refused: the daemon is wanted.
     StillWanted,
+    /// Refused: nobody who may route has asked for the daemon lately.
+    Forgotten,
 }
 
 /// Routes kept in `recentBuildTimes`.
@@ -107,9 +111,11 @@ pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Setti
             status(project).last_build_time = Some(Time(whole_second(now)));
             Outcome::Done
         }
+        Operation::Wake => wake(project, settings, now),
         Operation::Report(report) => {
             let max_build = settings.max_build;
             let status = status(project);
+            status.wake_until = status.wake_until.take().filter(|until| now < until.0);
             status.inflight.retain(|entry| lifecycle::age(entry.since.0, now) <= max_build);
             report.apply(status, now);
             Outcome::Done
@@ -160,6 +166,19 @@ fn remember_builds(status: &mut BuildProjectStatus, ended: &Ended) -> Outcome {
     }
     status.last_builds = builds;
     status.cache = ended.cache.or(status.cache);
+    Outcome::Done
+}
+
+/// A daemon that is wanted for long enough anyway needs no wake, so that dials
+/// of a warm project write nothing. A wake renews no window: it is no route.
+fn wake(project: &mut BuildProject, settings: &Settings, now: Timestamp) -> Outcome {
+    if lifecycle::want(project, settings, now + lifecycle::WAKE_LEFT) != Want::Zero {
+        return Outcome::Nothing;
+    }
+    if !lifecycle::wakeable(project, settings, now) {
+        return Outcome::Forgotten;
+    }
+    status(project).wake_until = Some(Time(now + lifecycle::WAKE));
     Outcome::Done
 }
 
@@ -316,6 +335,43 @@ mod tests {
         assert_eq!(apply(&mut p, &ended(vec![build("x", 75)], 3), &settings, at(120)), Outcome::Done);
         assert_eq!((refs(&p).as_str(), p.status_or_default().cache.map(|c| c.bytes_used)), ("x7654", Some(3)));
         assert_eq!(apply(&mut p, &ended(vec![build("old", 1)], 4), &settings, at(130)), Outcome::Nothing);
+    }
+
+    #[test]
+    fn a_dial_wakes_what_was_routed_lately_and_keeps_it_for_two_minutes() {
+        const DAY: i64 = 24 * 3600;
+        let (mut p, settings) = (project("p1", &[], Some(0)), Settings::default());
+        let wake = |p: &mut BuildProject, second| apply(p, &Operation::Wake, &settings, at(second));
+        assert_eq!(wake(&mut p, 100), Outcome::Nothing, "it is wanted for minutes to come");
+        assert_eq!(wake(&mut p, 5000), Outcome::Done);
+        let until = p.status_or_default().wake_until;
+        assert_eq!(until, Some(Time(at(5150))));
+        assert_eq!(lifecycle::want(&p, &settings, at(5149)), Want::Woken);
+        assert_eq!(lifecycle::next_change(&p, &settings, at(5000)), Some(std::time::Duration::from_millis(150_050)));
+        assert_eq!(lifecycle::want(&p, &settings, at(5150)), Want::Zero);
+        assert_eq!(wake(&mut p, 5011), Outcome::Nothing, "further dials cost no write for a moment");
+        assert_eq!(wake(&mut p, 5012), Outcome::Done);
+        assert_eq!(wake(&mut p, DAY - 1), Outcome::Done);
+        assert_eq!(wake(&mut p, DAY + 1000), Outcome::Forgotten, "a wake is no route");
+        assert_eq!(p.status_or_default().last_build_time, Some(Time(at(0))));
+        let never = Settings { wake_window: std::time::Duration::ZERO, ..Settings::default() };
+        assert_eq!(apply(&mut p, &Operation::Wake, &never, at(5000)), Outcome::Nothing, "woken by then");
+        p.status.as_mut().unwrap().wake_until = None;
+        assert_eq!(apply(&mut p, &Operation::Wake, &never, at(5000)), Outcome::Forgotten);
+        assert_eq!(wake(&mut project("p2", &[], None), 0), Outcome::Forgotten, "never routed");
+    }
+
+    #[test]
+    fn the_gate_does_not_close_on_a_woken_daemon() {
+        let (mut p, settings) = (project("p1", &[], Some(0)), Settings::default());
+        let close = Operation::CloseGate(Closing::Idle);
+        assert_eq!(apply(&mut p, &close, &settings, at(5000)), Outcome::Done);
+        assert!(Closing::Idle.holds(&p, &settings, at(5001)));
+        apply(&mut p, &Operation::Wake, &settings, at(5001));
+        assert!(!Closing::Idle.holds(&p, &settings, at(5001)), "the wake wins");
+        apply(&mut p, &Operation::OpenGate, &settings, at(5002));
+        assert_eq!(apply(&mut p, &close, &settings, at(5100)), Outcome::StillWanted);
+        assert_eq!(apply(&mut p, &close, &settings, at(5151)), Outcome::Done);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub enum Want {
     Inflight,
     /// It was used less than one idle period ago.
     Recent,
+    /// A client dialled it through the gateway a moment ago.
+    Woken,
     /// Nothing wants it.
     Zero,
 }
@@ -29,6 +31,14 @@ impl Want {
         i32::from(self != Self::Zero)
     }
 }
+
+/// How long a dial keeps a daemon that nothing else wants: the 18 s for which the
+/// gateway holds the client, two minutes beyond that so that its retry finds a
+/// warmer daemon, and some seconds in which further dials cost no write.
+pub const WAKE: Duration = Duration::from_secs(150);
+
+/// A dial renews a wake that has less than this left.
+pub const WAKE_LEFT: Duration = Duration::from_secs(138);
 
 /// A fork is never reaped younger than this, so that it survives until its
 /// first build is registered.
@@ -91,8 +101,18 @@ pub fn want(project: &BuildProject, settings: &Settings, now: Timestamp) -> Want
     }
     match &status.last_build_time {
         Some(last) if age(last.0, now) < effective_idle(project, settings, now) => Want::Recent,
+        _ if status.wake_until.as_ref().is_some_and(|until| now < until.0) => Want::Woken,
         _ => Want::Zero,
     }
+}
+
+/// Whether a dial alone may wake the daemon: names are hashes of public names
+/// and the gateway sees no client certificate, so that somebody who may route
+/// must have asked for this one lately.
+pub fn wakeable(project: &BuildProject, settings: &Settings, now: Timestamp) -> bool {
+    let status = project.status.iter();
+    let mut asked = status.flat_map(|s| s.last_build_time.iter().chain(&s.recent_build_times));
+    asked.any(|t| age(t.0, now) < settings.wake_window)
 }
 
 /// How long until [`want`] can change by the passing of time alone; `None` when
@@ -104,7 +124,9 @@ pub fn next_change(project: &BuildProject, settings: &Settings, now: Timestamp) 
     let idle = status.last_build_time.as_ref().map(|last| remaining(last.0, idle, now));
     // A route that leaves the window may shorten the idle time.
     let cadence = status.recent_build_times.iter().map(|t| remaining(t.0, CADENCE_WINDOW, now));
-    entries.chain(idle).chain(cadence).filter(|left| !left.is_zero()).min()
+    let wake = status.wake_until.as_ref().filter(|until| now < until.0);
+    let wake = wake.map(|until| remaining(now, age(now, until.0), now));
+    entries.chain(idle).chain(cadence).chain(wake).filter(|left| !left.is_zero()).min()
 }
 
 /// How long until the oldest entry is `age` old, so that it may be asked whether

@@ -140,6 +140,7 @@ fn kept_by(want: Want) -> Option<KeptBy> {
         Want::Hot => Some(KeptBy::Hot),
         Want::Inflight => Some(KeptBy::InFlight),
         Want::Recent => Some(KeptBy::RecentUse),
+        Want::Woken => Some(KeptBy::Dial),
         Want::Zero => None,
     }
 }
@@ -151,8 +152,13 @@ fn idle_at(
     settings: &Settings,
     now: Timestamp,
 ) -> Option<Timestamp> {
-    let last = status.last_build_time.as_ref().filter(|_| want == Want::Recent)?;
-    last.0.checked_add(lifecycle::effective_idle(project, settings, now)).ok()
+    match want {
+        Want::Recent => {
+            status.last_build_time.as_ref()?.0.checked_add(lifecycle::effective_idle(project, settings, now)).ok()
+        }
+        Want::Woken => status.wake_until.as_ref().map(|until| until.0),
+        Want::Hot | Want::Inflight | Want::Zero => None,
+    }
 }
 
 fn active(build: &Build) -> ActiveBuild {

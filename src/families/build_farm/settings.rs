@@ -45,6 +45,8 @@ pub struct Settings {
     pub gateway: Option<(String, u16)>,
     /// Builds that may be in flight at once on one project.
     pub max_inflight: usize,
+    /// For how long after a route or a prewarm a dial alone may wake the daemon; never when zero.
+    pub wake_window: Duration,
 }
 
 impl Default for Settings {
@@ -69,6 +71,7 @@ impl Default for Settings {
             unused_entry: Some(Duration::from_secs(600)),
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,
+            wake_window: Duration::from_secs(24 * 3600),
         }
     }
 }

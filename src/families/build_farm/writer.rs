@@ -120,7 +120,7 @@ impl Writer {
             let now = Timestamp::now();
             let outcomes: Vec<_> =
                 batch.iter().map(|e| ledger::apply(&mut next, &e.operation, &self.settings, now)).collect();
-            // The entry to release may have been written by another replica a moment ago.
+            // The entry to release, or the route that a wake needs, may have been written by another replica just now.
             let missed = batch.iter().zip(&outcomes).any(|(e, o)| misses(&e.operation, *o));
             if missed && !fresh {
                 known = None;
@@ -180,7 +180,8 @@ impl Writer {
 }
 
 fn misses(operation: &Operation, outcome: Outcome) -> bool {
-    matches!(operation, Operation::End { .. }) && outcome == Outcome::Nothing
+    let released = matches!(operation, Operation::End { .. }) && outcome == Outcome::Nothing;
+    released || outcome == Outcome::Forgotten
 }
 
 fn post_params() -> PostParams {

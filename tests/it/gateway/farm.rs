@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use bko_install::gateway::directory::{Backend, Directory};
 use bko_install::gateway::metrics::{CloseLabels, Metrics, RejectedLabels};
+use bko_install::gateway::rules::Rules;
 use bko_install::gateway::streams::Streams;
-use bko_install::gateway::{self, Close, Config, Rejection};
+use bko_install::gateway::wake::Waker;
+use bko_install::gateway::{self, Close, Config, Limits, Links, Rejection};
 use bko_install::sni::Domains;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
@@ -25,13 +27,32 @@ use tokio_util::sync::CancellationToken;
 /// The daemon that the captured hellos name.
 pub(super) const DAEMON: &str = "buildkitd-abc123";
 
+/// How often a long test repeats: in full when `BKO_REPEAT` is `full`, else a tenth.
+pub(super) fn repetitions(full: usize) -> usize {
+    let all = std::env::var("BKO_REPEAT").is_ok_and(|repeat| repeat == "full");
+    if all { full } else { full.div_ceil(10) }
+}
+
 /// No test waits longer for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Two domains, and a short drain since most tests leave streams open.
 pub(super) fn config() -> Config {
     let domains = ["builds.example.org", "ci.test"].map(str::to_owned).to_vec();
-    Config { domains: Domains::new(domains).unwrap(), drain: Duration::from_millis(50), ..Config::default() }
+    let rules = Rules { domains: Domains::new(domains).unwrap(), ..Rules::default() };
+    Config { rules: rules.fixed(), drain: Duration::from_millis(50), ..Config::default() }
+}
+
+/// The same with other limits.
+pub(super) fn limited(limits: Limits) -> Config {
+    ruled(|rules| rules.limits = limits)
+}
+
+/// The same with other rules.
+pub(super) fn ruled(change: impl FnOnce(&mut Rules)) -> Config {
+    let mut rules = config().rules.borrow().clone();
+    change(&mut rules);
+    Config { rules: rules.fixed(), ..config() }
 }
 
 /// A running gateway.
@@ -50,13 +71,29 @@ impl Farm {
         Self::serve(TcpListener::bind("127.0.0.1:0").await.unwrap(), config, CancellationToken::new())
     }
 
+    /// With a control plane that can be asked to wake daemons.
+    pub(super) async fn waking(config: Config, waker: Waker) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::link(listener, config, waker, CancellationToken::new())
+    }
+
     pub(super) fn serve(listener: TcpListener, config: Config, shutdown: CancellationToken) -> Self {
+        Self::link(listener, config, Waker::new(None, 0), shutdown)
+    }
+
+    fn link(listener: TcpListener, config: Config, waker: Waker, shutdown: CancellationToken) -> Self {
         let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::register(&mut registry));
         let directory = Arc::new(Directory::default());
         let streams = Arc::new(Streams::default());
         let address = listener.local_addr().unwrap();
-        let run = gateway::run(listener, config, directory.clone(), streams.clone(), metrics.clone(), shutdown.clone());
+        let links = Links {
+            directory: directory.clone(),
+            streams: streams.clone(),
+            metrics: metrics.clone(),
+            waker: Arc::new(waker),
+        };
+        let run = gateway::run(listener, config, links, shutdown.clone());
         Self { address, directory, streams, metrics, registry, shutdown, running: tokio::spawn(run) }
     }
 

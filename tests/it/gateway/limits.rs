@@ -3,13 +3,15 @@
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use bko_install::gateway::{Close, Config, Rejection};
+use bko_install::gateway::{Close, Config, Limits, Rejection};
 use socket2::SockRef;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use super::farm::{Authority, DAEMON, Farm, RawDaemon, alert, ask, config, read_all, until, within};
+use super::farm::{
+    Authority, DAEMON, Farm, RawDaemon, alert, ask, config, limited, read_all, repetitions, until, within,
+};
 use super::hellos;
 
 const INTERNAL_ERROR: u8 = 80;
@@ -51,7 +53,8 @@ async fn a_dripping_client_gains_no_time() {
 
 #[tokio::test]
 async fn silent_sockets_do_not_keep_others_out() {
-    let (farm, authority) = (Farm::start(Config { max_peeking: 50, ..config() }).await, Authority::new());
+    let (farm, authority) =
+        (Farm::start(limited(Limits { unidentified: 50, ..Limits::default() })).await, Authority::new());
     farm.list("buildkitd-one", &[authority.daemon("").await.address]);
     let mut old = authority.connect(&farm, "buildkitd-one.ci.test").await.unwrap();
     let mut silent = Vec::new();
@@ -73,8 +76,31 @@ async fn silent_sockets_do_not_keep_others_out() {
 }
 
 #[tokio::test]
+async fn routed_traffic_goes_on_beside_thousands_of_silent_sockets() {
+    let unlimited = Limits { unidentified: 0, ..Limits::default() };
+    let (farm, authority) = (Farm::start(limited(unlimited)).await, Authority::new());
+    farm.list("buildkitd-one", &[authority.daemon("").await.address]);
+    let mut old = authority.connect(&farm, "buildkitd-one.ci.test").await.unwrap();
+    let mut silent = Vec::new();
+    for number in 0..repetitions(8000) {
+        silent.push(farm.connect().await);
+        if number % 100 == 0 {
+            ask(&mut old, "old", "old").await.unwrap();
+        }
+    }
+    let began = Instant::now();
+    let mut new = authority.connect(&farm, "buildkitd-one.ci.test").await.unwrap();
+    ask(&mut new, "new", "new").await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    drop(silent);
+    until(|| farm.metrics.peeking.get() == 0).await;
+    farm.ended().await;
+}
+
+#[tokio::test]
 async fn connections_are_limited_in_all() {
-    let (farm, daemon) = (Farm::start(Config { max_conns: 2, ..config() }).await, RawDaemon::start().await);
+    let (farm, daemon) =
+        (Farm::start(limited(Limits { connections: 2, ..Limits::default() })).await, RawDaemon::start().await);
     farm.list(DAEMON, &[daemon.address]);
     let hello = &hellos::captured()[0].2;
     let first = (farm.send(hello).await, daemon.accept().await);
@@ -108,7 +134,7 @@ async fn a_storm_of_aborted_connections_leaves_nothing_behind() {
     let daemon = authority.daemon("").await;
     farm.list(DAEMON, &[daemon.address]);
     let hello = &hellos::captured()[0].2;
-    for number in 0..2000 {
+    for number in 0..repetitions(20_000) {
         // At every stage: nothing sent, half a hello, all of it.
         let client = farm.send(&hello[..[0, 700, hello.len()][number % 3]]).await;
         SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
@@ -120,7 +146,7 @@ async fn a_storm_of_aborted_connections_leaves_nothing_behind() {
     let mut stream = authority.connect(&farm, "buildkitd-abc123.ci.test").await.unwrap();
     ask(&mut stream, "still here", "still here").await.unwrap();
     drop(stream);
-    until(|| farm.metrics.accepted.get() == 2001).await;
+    until(|| farm.metrics.accepted.get() == repetitions(20_000) as u64 + 1).await;
     farm.at_rest().await;
     let (local, remote) = (farm.address.port(), daemon.address.port());
     until(|| open_sockets(local, remote) == 0).await;

@@ -9,7 +9,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::farm::{DAEMON, Farm, RawDaemon, config, read_all, until, within};
+use super::farm::{DAEMON, Farm, RawDaemon, config, read_all, repetitions, until, within};
 use super::hellos;
 
 /// A client and its daemon, connected through the gateway, the hello read.
@@ -112,6 +112,34 @@ async fn both_directions_at_once_lose_nothing() {
     };
     let (got_down, got_up) = tokio::join!(talk(client, &up), talk(stream, &down));
     assert!(got_down == down && got_up == up);
+    farm.ended().await;
+}
+
+#[tokio::test]
+async fn bulk_never_stalls() {
+    let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
+    let (mut client, mut stream) = pair(&farm, &daemon).await;
+    let megabytes = repetitions(10_000);
+    let block = noise(1 << 20);
+    let writing = tokio::spawn(async move {
+        for _ in 0..megabytes {
+            stream.write_all(&block).await.unwrap();
+        }
+        stream.shutdown().await.unwrap();
+    });
+    let (mut buffer, mut received, mut longest) = (vec![0; 1 << 18], 0, Duration::ZERO);
+    loop {
+        let began = Instant::now();
+        let count = within(client.read(&mut buffer)).await.unwrap();
+        longest = longest.max(began.elapsed());
+        if count == 0 {
+            break;
+        }
+        received += count;
+    }
+    writing.await.unwrap();
+    assert_eq!(received, megabytes << 20);
+    assert!(longest < Duration::from_secs(1), "nothing came for {longest:?}");
     farm.ended().await;
 }
 

@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use bko_install::gateway::directory::Backend;
-use bko_install::gateway::{Close, Config, Rejection};
+use bko_install::gateway::{Close, Config, Limits, Rejection};
 use rustls::AlertDescription;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::farm::{Authority, DAEMON, Farm, RawDaemon, alert, ask, config, connect, read_all, refusing, until, within};
+use super::farm::{
+    Authority, DAEMON, Farm, RawDaemon, alert, ask, config, connect, limited, read_all, refusing, repetitions, until,
+    within,
+};
 use super::hellos::{self, Made, NAME};
 
 const UNRECOGNIZED_NAME: u8 = 112;
@@ -101,7 +104,7 @@ async fn a_post_quantum_hello_in_two_segments_routes_a_thousand_times() {
     farm.list(DAEMON, &[daemon.address]);
     let (_, _, hello) = hellos::captured().swap_remove(0);
     let (first, second) = hello.split_at(1448);
-    for _ in 0..1000 {
+    for _ in 0..repetitions(1000) {
         let mut client = farm.send(first).await;
         tokio::task::yield_now().await;
         client.write_all(second).await.unwrap();
@@ -109,7 +112,7 @@ async fn a_post_quantum_hello_in_two_segments_routes_a_thousand_times() {
         stream.write_all(b"!").await.unwrap();
         assert_eq!(within(client.read_u8()).await.unwrap(), b'!');
     }
-    assert_eq!(farm.metrics.routed.get(), 1000);
+    assert_eq!(farm.metrics.routed.get(), repetitions(1000) as u64);
     farm.ended().await;
 }
 
@@ -213,7 +216,7 @@ async fn a_held_client_that_leaves_is_let_go() {
 
 #[tokio::test]
 async fn clients_that_wait_are_limited_in_number() {
-    let farm = Farm::start(Config { max_held: 1, ..config() }).await;
+    let farm = Farm::start(limited(Limits { held: 1, ..Limits::default() })).await;
     farm.list(DAEMON, &[]);
     let hello = &hellos::captured()[0].2;
     let _first = farm.send(hello).await;

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use rustls::server::Acceptor;
 use rustls::version::{TLS12, TLS13};
 
+use super::farm::repetitions;
 use super::hellos::{self, Made, NAME};
 
 fn all() -> Vec<(String, Option<&'static str>, Vec<u8>)> {
@@ -243,7 +244,7 @@ fn mutated() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: u32::try_from(repetitions(10_000)).unwrap(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {

@@ -100,6 +100,11 @@ impl Memory {
         self.faults.lock().unwrap().insert(step, Box::new(fault));
     }
 
+    /// From here on a step works again.
+    pub(crate) fn mend(&self, step: Step) {
+        self.faults.lock().unwrap().remove(&step);
+    }
+
     /// From here on a step waits until it is let go.
     pub(crate) fn hold(&self, step: Step) {
         self.seen.send_modify(|seen| seen.held.push(step));

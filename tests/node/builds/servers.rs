@@ -33,13 +33,13 @@ pub(super) async fn servers_and_gateways_that_come_and_go(farm: &Installation<'_
 }
 
 /// Names of our own pods that are not about to end.
-async fn own_pods(farm: &Installation<'_>, component: &str) -> anyhow::Result<Vec<String>> {
+pub(crate) async fn own_pods(farm: &Installation<'_>, component: &str) -> anyhow::Result<Vec<String>> {
     let selector = ListParams::default().labels(&format!("app.kubernetes.io/component={component}"));
     let pods = Api::<Pod>::namespaced(farm.node.client(), OPERATOR).list(&selector).await?;
     Ok(pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).map(ResourceExt::name_any).collect())
 }
 
-async fn restart(farm: &Installation<'_>, name: &str) -> anyhow::Result<()> {
+pub(crate) async fn restart(farm: &Installation<'_>, name: &str) -> anyhow::Result<()> {
     let api = Api::<Deployment>::namespaced(farm.node.client(), OPERATOR);
     let generation = api.restart(name).await?.metadata.generation;
     let rolled = |deployment: Option<&Deployment>| {

@@ -1,0 +1,154 @@
+//! `bko-install credentials`.
+
+mod format;
+pub(super) mod installed;
+
+use anyhow::{Context as _, anyhow};
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+
+use super::certs::{export, fetch};
+use super::exit::{Code, Failure};
+use super::{Global, block_on, report};
+use crate::certificate::LiveCertificate;
+use crate::client::BaseUrl;
+use crate::cluster::client::connect;
+use crate::names::{OPERATOR_NAMESPACE, dns_label, domain_or_nothing};
+use format::Credentials;
+use installed::Installed;
+
+/// Print what a CI system needs: address, token, certificate.
+#[derive(Debug, Args)]
+#[command(
+    after_long_help = "Everything secret goes to standard output and nowhere else: redirect it to a file that only you \
+                       can read (umask 077), or into the CI system's own command. Nothing is changed in the cluster. \
+                       What cannot be read from the installation is named with the options."
+)]
+pub struct CredentialsArgs {
+    /// For whom
+    #[arg(long, value_enum, default_value_t = Format::Env)]
+    format: Format,
+    /// Address of the routing API [default: https://api.DOMAIN through the gateway, else the Service's within the cluster]
+    #[arg(long, value_name = "URL")]
+    url: Option<BaseUrl>,
+    /// Domain of the gateway [default: the installed one]
+    #[arg(long, value_name = "DOMAIN", value_parser = domain_or_nothing)]
+    gateway_host: Option<String>,
+    /// Port of the gateway [default: the installed one]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    gateway_port: Option<u16>,
+    /// Secret with the client certificate
+    #[arg(long, value_name = "SECRET", default_value = "buildkit-client-certs")]
+    client_secret: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Where the control plane is.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Place {
+    /// Namespace of the control plane
+    #[arg(long, value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE, value_parser = dns_label)]
+    pub(super) operator_namespace: String,
+    /// Namespace of the daemons [default: the installed one]
+    #[arg(long, value_name = "NAMESPACE", value_parser = dns_label)]
+    pub(super) namespace: Option<String>,
+    /// Secret with the token [default: the installed one]
+    #[arg(long, value_name = "SECRET")]
+    pub(super) token_secret: Option<String>,
+}
+
+/// For whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A POSIX shell, to source.
+    Env,
+    /// GitHub and Forgejo: `gh` commands that set secrets and variables.
+    Github,
+    /// GitLab: `glab` commands that set variables.
+    Gitlab,
+    /// Programs.
+    Json,
+}
+
+/// Runs the command.
+pub fn run(args: CredentialsArgs, global: &Global) -> Result<(), Failure> {
+    let credentials = block_on(gather(&args, global))?;
+    if !credentials.reachable_from_outside() {
+        report::message(
+            global,
+            "warning: the routing API's address is known within the cluster only; name another with --url",
+        );
+    }
+    let text = match args.format {
+        Format::Env => format::env(&credentials),
+        Format::Github => format::github(&credentials),
+        Format::Gitlab => format::gitlab(&credentials),
+        Format::Json => serde_json::to_string_pretty(&credentials)?,
+    };
+    report::print(&text)
+}
+
+async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, Failure> {
+    let client = connect(global).await?;
+    let installed = installed::read(&client, &args.place).await?;
+    let token = token(&client, &args.place, &installed).await?;
+    let namespace = args.place.namespace.as_ref().unwrap_or(&installed.namespace);
+    let path = format!("{namespace}/{}", args.client_secret);
+    let secret = fetch(&client, namespace, &args.client_secret).await?.ok_or_else(|| {
+        Failure::new(Code::Failed, anyhow!("there is no Secret \"{path}\""))
+            .hint("`bko-install cluster init` issues it; name another with --namespace and --client-secret")
+    })?;
+    let certificate = LiveCertificate::read_leaf(&secret.data)
+        .with_context(|| format!("Secret \"{path}\" holds no client certificate"))?;
+    expired(&certificate, &path)?;
+    let mut files = export::files(&secret.data).into_iter();
+    let mut pem = || -> Result<String, Failure> {
+        let (_, bytes) = files.next().ok_or_else(|| anyhow!("Secret \"{path}\" lacks a key"))?;
+        Ok(String::from_utf8(bytes.to_vec()).with_context(|| format!("Secret \"{path}\" holds no PEM"))?)
+    };
+    let gateway_host = args.gateway_host.clone().filter(|host| !host.is_empty()).or(installed.gateway_host.clone());
+    let gateway_port = args.gateway_port.unwrap_or(installed.gateway_port);
+    let url = match (&args.url, &gateway_host) {
+        (Some(url), _) => url.to_string(),
+        (None, Some(host)) if installed.api_tls => format!("https://api.{host}:{gateway_port}"),
+        (None, _) => {
+            format!("http://buildkit-operator-buildd.{}.svc:8080", args.place.operator_namespace)
+        }
+    };
+    Ok(Credentials {
+        version: 1,
+        url,
+        token,
+        ca: pem()?,
+        cert: pem()?,
+        key: pem()?,
+        expires: certificate.not_after,
+        gateway_port: gateway_host.is_some().then_some(gateway_port),
+        gateway_host,
+    })
+}
+
+/// The token; none where everybody may call.
+async fn token(client: &kube::Client, place: &Place, installed: &Installed) -> Result<Option<String>, Failure> {
+    let Some(name) = place.token_secret.as_ref().or(installed.token_secret.as_ref()) else { return Ok(None) };
+    let path = format!("{}/{name}", place.operator_namespace);
+    let secret = fetch(client, &place.operator_namespace, name).await?.ok_or_else(|| {
+        Failure::new(Code::Failed, anyhow!("there is no Secret \"{path}\""))
+            .hint("`bko-install cluster init` makes it; name another with --operator-namespace and --token-secret")
+    })?;
+    let bytes = secret.data.get("token").filter(|token| !token.trim_ascii().is_empty());
+    let bytes = bytes.ok_or_else(|| anyhow!("Secret \"{path}\" has no token under the key \"token\""))?;
+    let text =
+        std::str::from_utf8(bytes).with_context(|| format!("Secret \"{path}\" holds a token that is no text"))?;
+    Ok(Some(text.trim().to_owned()))
+}
+
+#[expect(clippy::disallowed_methods, reason = "whether a certificate has ended depends on the time")]
+fn expired(certificate: &LiveCertificate, path: &str) -> Result<(), Failure> {
+    if certificate.not_after > Timestamp::now() {
+        return Ok(());
+    }
+    let error = anyhow!("the certificate in Secret \"{path}\" has expired on {}", certificate.not_after);
+    Err(Failure::new(Code::Failed, error).hint("`bko-install cluster init` renews it"))
+}

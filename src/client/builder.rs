@@ -1,0 +1,348 @@
+//! The command lines of stock builders: what is printed is what is run. Pure,
+//! but for [`find`].
+
+mod buildctl;
+mod buildx;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use super::Paths;
+use super::api::Cache;
+use super::dial::Endpoint;
+
+pub use buildctl::Unsupported;
+
+/// What to build, and what to do with it: what both builders understand.
+#[derive(Clone, Debug, Default)]
+pub struct Spec {
+    /// Folder, or the URL of a repository or an archive.
+    pub context: String,
+    /// Dockerfile, within or beside the context.
+    pub file: Option<PathBuf>,
+    /// Its target.
+    pub target: String,
+    /// Names of the image.
+    pub tags: Vec<String>,
+    /// Whether to push the image.
+    pub push: bool,
+    /// Whether to hand the image to Docker.
+    pub load: bool,
+    /// Other exports, as the builders take them.
+    pub outputs: Vec<String>,
+    /// `NAME=VALUE`, or `NAME` for the variable's own value.
+    pub build_args: Vec<String>,
+    /// `NAME=VALUE`.
+    pub labels: Vec<String>,
+    /// `id=NAME,src=FILE` and the like; never a value.
+    pub secrets: Vec<String>,
+    /// `default`, or `id=socket`.
+    pub ssh: Vec<String>,
+    /// `mode=max`, `false`.
+    pub provenance: Option<String>,
+    /// `true`, or a generator.
+    pub sbom: Option<String>,
+    /// `type=registry,ref=…`.
+    pub cache_from: Vec<String>,
+    /// The same.
+    pub cache_to: Vec<String>,
+    /// Where to write what was built, as JSON.
+    pub metadata_file: Option<PathBuf>,
+    /// `auto`, `plain`, `tty`, `rawjson`, `quiet`.
+    pub progress: Option<String>,
+    /// Repeats every step.
+    pub no_cache: bool,
+    /// Further arguments of the builder, untouched.
+    pub extra: Vec<OsString>,
+}
+
+/// One daemon of a build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// `amd64` or `arm64`.
+    pub arch: String,
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// A cache outside of it.
+    pub cache: Option<Cache>,
+}
+
+/// A stock builder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Builder {
+    /// `docker buildx`, or `buildx` by itself.
+    Buildx(Vec<OsString>),
+    /// `buildctl`.
+    Buildctl(OsString),
+}
+
+/// Which builder is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Wanted {
+    /// The first that is there: docker buildx, buildx, buildctl.
+    #[default]
+    Auto,
+    /// docker buildx, or buildx by itself.
+    Buildx,
+    /// buildctl.
+    Buildctl,
+}
+
+/// Why there is no builder.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// Nothing on the path works.
+    #[error("no builder on the PATH: neither {tried} can be run")]
+    Missing {
+        /// What was looked for.
+        tried: &'static str,
+    },
+    /// It is there, but cannot be run.
+    #[error("cannot run \"{program}\"")]
+    Run {
+        /// Which.
+        program: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// One command line.
+pub type Command = Vec<OsString>;
+
+/// What has to be run, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commands {
+    /// Makes the daemons known; none for buildctl.
+    pub create: Vec<Command>,
+    /// Builds.
+    pub build: Command,
+    /// Forgets the daemons.
+    pub remove: Option<Command>,
+}
+
+impl Builder {
+    /// What to run to build on these daemons. A build whose certificate does
+    /// not outlast it leaves nothing behind.
+    ///
+    /// # Errors
+    /// The builder cannot do something of what is asked.
+    pub fn commands(&self, spec: &Spec, nodes: &[Node], paths: &Paths, lasting: bool) -> Result<Commands, Unsupported> {
+        let mut spec = spec.clone();
+        spec.cache_from.extend(nodes.iter().filter_map(|node| node.cache.as_ref()).filter_map(import));
+        if let [node] = nodes {
+            // Of several daemons each would write the caches of all.
+            spec.cache_to.extend(node.cache.as_ref().and_then(export));
+        }
+        spec.cache_to.iter_mut().for_each(forgive);
+        match self {
+            Self::Buildctl(program) => {
+                let build = buildctl::build(program, &spec, nodes, paths)?;
+                Ok(Commands { create: Vec::new(), build, remove: None })
+            }
+            Self::Buildx(program) => {
+                let name = buildx::name(nodes, paths);
+                Ok(Commands {
+                    create: buildx::create(program, &name, nodes, paths),
+                    build: buildx::build(program, &name, &spec, nodes),
+                    remove: (!lasting).then(|| buildx::remove(program, &name)),
+                })
+            }
+        }
+    }
+}
+
+fn import(cache: &Cache) -> Option<String> {
+    if cache.kind != "s3" || cache.bucket.is_empty() {
+        return None;
+    }
+    let mut fields = vec![
+        "type=s3".to_owned(),
+        format!("region={}", cache.region),
+        format!("bucket={}", cache.bucket),
+        format!("name={}", cache.name),
+    ];
+    if !cache.endpoint_url.is_empty() {
+        fields.extend([format!("endpoint_url={}", cache.endpoint_url), "use_path_style=true".into()]);
+    }
+    Some(fields.iter().map(|field| csv(field)).collect::<Vec<_>>().join(","))
+}
+
+fn export(cache: &Cache) -> Option<String> {
+    if cache.skip_export { None } else { import(cache).map(|fields| format!("{fields},mode=max")) }
+}
+
+/// A cache that cannot be written is no reason for a build to fail.
+fn forgive(cache_to: &mut String) {
+    if !cache_to.contains("ignore-error=") && cache_to.contains('=') {
+        cache_to.push_str(",ignore-error=true");
+    }
+}
+
+/// One field of a list that the builders split at commas.
+pub(super) fn csv(field: &str) -> String {
+    if field.contains([',', '"', '\n']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.to_owned() }
+}
+
+/// The builder that is wanted, if it can be run.
+///
+/// # Errors
+/// Names what was looked for.
+pub async fn find(wanted: Wanted) -> Result<Builder, FindError> {
+    let buildx = [vec!["docker", "buildx"], vec!["buildx"]];
+    if wanted != Wanted::Buildctl {
+        for program in buildx {
+            if runs(&[&program[..], &["version"]].concat()).await? {
+                return Ok(Builder::Buildx(program.into_iter().map(Into::into).collect()));
+            }
+        }
+    }
+    if wanted != Wanted::Buildx && runs(&["buildctl", "--version"]).await? {
+        return Ok(Builder::Buildctl("buildctl".into()));
+    }
+    let tried = match wanted {
+        Wanted::Auto => "`docker buildx`, nor `buildx`, nor `buildctl`",
+        Wanted::Buildx => "`docker buildx`, nor `buildx`",
+        Wanted::Buildctl => "`buildctl`, nor anything that replaces it,",
+    };
+    Err(FindError::Missing { tried })
+}
+
+async fn runs(words: &[&str]) -> Result<bool, FindError> {
+    let [program, arguments @ ..] = words else { return Ok(false) };
+    let mut command = tokio::process::Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    match command.status().await {
+        Ok(status) => Ok(status.success()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(FindError::Run { program: (*program).to_owned(), source }),
+    }
+}
+
+fn words(words: &[&str]) -> Command {
+    words.iter().map(Into::into).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shell::command_line;
+    use super::*;
+
+    fn node(arch: &str) -> Node {
+        let host = format!("buildkitd-p{arch}.builds.example.org");
+        Node { arch: arch.into(), endpoint: Endpoint { host, port: 1234, address: None }, cache: None }
+    }
+
+    fn paths() -> Paths {
+        Paths { ca: "/c/ca.pem".into(), cert: "/c/cert.pem".into(), key: "/c/key.pem".into() }
+    }
+
+    fn everything() -> Spec {
+        let list = |items: &[&str]| items.iter().map(|item| (*item).to_owned()).collect::<Vec<_>>();
+        Spec {
+            context: "ctx".into(),
+            file: Some("ctx/docker/Dockerfile.web".into()),
+            target: "release".into(),
+            tags: list(&["r.example.org/a:1", "r.example.org/a:2"]),
+            push: true,
+            outputs: list(&["type=local,dest=out"]),
+            build_args: list(&["A=1 2", "B=$x"]),
+            labels: list(&["l=v"]),
+            secrets: list(&["id=npm,src=/tmp/s"]),
+            ssh: list(&["default"]),
+            provenance: Some("mode=max".into()),
+            sbom: Some("true".into()),
+            cache_from: list(&["type=registry,ref=r/c"]),
+            cache_to: list(&["type=registry,ref=r/c", "type=inline,ignore-error=false"]),
+            metadata_file: Some("m.json".into()),
+            progress: Some("plain".into()),
+            no_cache: true,
+            extra: vec!["--allow=network.host".into()],
+            load: false,
+        }
+    }
+
+    fn printed(builder: &Builder, spec: &Spec, nodes: &[Node], lasting: bool) -> String {
+        let commands = builder.commands(spec, nodes, &paths(), lasting).unwrap();
+        let all = commands.create.iter().chain([&commands.build]).chain(&commands.remove);
+        all.map(|words| command_line(words)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn buildx() -> Builder {
+        Builder::Buildx(words(&["docker", "buildx"]))
+    }
+
+    #[test]
+    fn buildx_is_told_everything() {
+        insta::assert_snapshot!(printed(&buildx(), &everything(), &[node("amd64")], true));
+    }
+
+    #[test]
+    fn buildctl_is_told_everything() {
+        insta::assert_snapshot!(printed(&Builder::Buildctl("buildctl".into()), &everything(), &[node("amd64")], true));
+    }
+
+    #[test]
+    fn each_architecture_is_a_node_that_is_appended() {
+        let spec = Spec { context: ".".into(), ..Spec::default() };
+        insta::assert_snapshot!(printed(&buildx(), &spec, &[node("amd64"), node("arm64")], false));
+        let error =
+            Builder::Buildctl("buildctl".into()).commands(&spec, &[node("amd64"), node("arm64")], &paths(), true);
+        assert_eq!(error, Err(Unsupported::Architectures));
+    }
+
+    #[test]
+    fn an_address_keeps_the_name_for_tls() {
+        let mut node = node("amd64");
+        node.endpoint.address = Some("192.0.2.7".parse().unwrap());
+        let spec = Spec { context: ".".into(), ..Spec::default() };
+        let text = printed(&buildx(), &spec, std::slice::from_ref(&node), true);
+        assert!(text.contains("tcp://192.0.2.7:1234"), "{text}");
+        assert!(text.contains(",servername=buildkitd-pamd64.builds.example.org"), "{text}");
+        let text = printed(&Builder::Buildctl("buildctl".into()), &spec, &[node], true);
+        assert!(text.contains("--tlsservername buildkitd-pamd64.builds.example.org"), "{text}");
+    }
+
+    #[test]
+    fn the_route_s_cache_is_read_and_written_and_may_fail_without_failing_the_build() {
+        let cache = Cache {
+            kind: "s3".into(),
+            bucket: "b".into(),
+            region: "r".into(),
+            endpoint_url: "http://minio:9000".into(),
+            name: "p1".into(),
+            skip_export: false,
+        };
+        let with = |cache: Cache| Node { cache: Some(cache), ..node("amd64") };
+        let spec = Spec { context: ".".into(), ..Spec::default() };
+        let fields = "type=s3,region=r,bucket=b,name=p1,endpoint_url=http://minio:9000,use_path_style=true";
+        for builder in [buildx(), Builder::Buildctl("buildctl".into())] {
+            let text = printed(&builder, &spec, &[with(cache.clone())], true);
+            assert!(text.contains(&format!(" {fields} ")), "{text}");
+            assert!(text.contains(&format!(" {fields},mode=max,ignore-error=true")), "{text}");
+            let text = printed(&builder, &spec, &[with(Cache { skip_export: true, ..cache.clone() })], true);
+            assert!(text.contains(fields) && !text.contains("mode=max"), "{text}");
+            let text = printed(&builder, &spec, &[with(Cache { kind: "later".into(), ..cache.clone() })], true);
+            assert!(!text.contains("cache"), "{text}");
+        }
+    }
+
+    #[test]
+    fn builds_on_other_daemons_or_with_other_certificates_have_builders_of_their_own() {
+        let name = |node: &Node, paths: &Paths| buildx::name(std::slice::from_ref(node), paths);
+        let (amd64, arm64) = (node("amd64"), node("arm64"));
+        let other = Paths { ca: "/d/ca.pem".into(), ..paths() };
+        assert_eq!(name(&amd64, &paths()), name(&amd64, &paths()));
+        assert_ne!(name(&amd64, &paths()), name(&arm64, &paths()));
+        assert_ne!(name(&amd64, &paths()), name(&amd64, &other));
+    }
+
+    #[test]
+    fn a_comma_splits_no_field() {
+        assert_eq!(csv("name=a,b"), "\"name=a,b\"");
+        assert_eq!(csv("a\"b"), "\"a\"\"b\"");
+        assert_eq!(csv("name=a"), "name=a");
+    }
+}

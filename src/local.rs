@@ -8,7 +8,9 @@
 //! [`layout`], [`record`], `configuration`.
 
 pub mod address;
+pub mod args;
 pub mod certificates;
+pub mod client;
 pub mod configuration;
 pub mod control;
 pub mod core;
@@ -26,5 +28,6 @@ pub mod record;
 pub mod recovery;
 pub mod storage;
 pub mod store;
+pub mod up;
 mod witness;
 pub mod writer;

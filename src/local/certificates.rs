@@ -134,6 +134,7 @@ fn leaf(name: &str, common_name: &str, usage: Usage, dns_names: Vec<String>) -> 
         role: Role::Leaf { issuer: "ca".to_owned(), usages: vec![usage] },
         dns_names,
         ip_addresses: vec![],
+        optional: false,
         lifetime: 365 * DAY,
         renew_before: 30 * DAY,
         source: "up".to_owned(),

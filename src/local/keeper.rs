@@ -21,6 +21,7 @@ use super::index::Live;
 use super::process::{Exit, Process};
 use super::record::Record;
 use super::writer::{Change, WriteError};
+use crate::families::build_farm::api;
 use crate::families::build_farm::health::DaemonState;
 use crate::families::build_farm::ledger::{Closing, Ended, Operation, Outcome};
 use crate::families::build_farm::lifecycle::{self, Want};
@@ -214,7 +215,7 @@ impl Keeper {
             Roll::No(left) => left,
         };
         let unused = self.expire_unused(record, now).await?;
-        self.upkeep();
+        self.upkeep().await;
         self.note_builds().await?;
         self.report(1, seen.held_since.is_some()).await?;
         let change = lifecycle::next_change(&record.project, &self.core.settings, now);
@@ -294,7 +295,11 @@ impl Keeper {
     async fn note_builds(&mut self) -> Result<(), WriteError> {
         let Some(running) = &mut self.running else { return Ok(()) };
         let Some(builds) = running.take_news() else { return Ok(()) };
-        let ended = Operation::Ended(Box::new(Ended { builds, cache: None }));
+        let room = running.cache.map(|room| api::CacheRoom {
+            bytes_used: i64::try_from(room.bytes_used).unwrap_or(i64::MAX),
+            bytes_total: i64::try_from(room.bytes_total).unwrap_or(i64::MAX),
+        });
+        let ended = Operation::Ended(Box::new(Ended { builds, cache: room }));
         self.core.writer.submit(self.key.as_str(), Change::Apply(ended)).await.map(drop)
     }
 

@@ -11,7 +11,7 @@ use super::configuration::Programs;
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramsError {
     /// Nothing of that name can be run.
-    #[error("there is no executable \"{0}\" on PATH or in \"{}\"", .1.display())]
+    #[error("there is no executable \"{name}\" on PATH or in \"{folder}\"", name = .0, folder = .1.display())]
     Missing(&'static str, PathBuf),
     /// What was named cannot be run.
     #[error("--buildkit: \"{}\" is no executable buildkitd, and no folder with one", .0.display())]

@@ -11,7 +11,7 @@ use crate::gateway::streams::Summary;
 const HEARSAY: Duration = Duration::from_secs(5);
 
 /// What both say now. Without an observation there is no process.
-pub fn answers(observation: Option<&Observation>, streams: Summary, now: Moment) -> Answers {
+pub(super) fn answers(observation: Option<&Observation>, streams: Summary, now: Moment) -> Answers {
     let here = Gateway { name: "here".to_owned(), gone: None, said: Ok(streams) };
     Answers { daemon: observation.map_or(Daemon::Absent, |seen| daemon(seen, now)), gateways: Some(vec![here]) }
 }

@@ -10,11 +10,12 @@ use super::{Keeper, Next};
 use crate::families::build_farm::ledger::{Closing, Operation, Outcome};
 use crate::families::build_farm::lifecycle;
 use crate::families::build_farm::truth::{Answers, Busy, Observations, QUIET, Verdict, quiet, unused};
-use crate::local::core::{Announced, Core};
+use crate::local::core::{Announced, Core, instant};
 use crate::local::log;
 use crate::local::record::Record;
 use crate::local::witness;
 use crate::local::writer::{Change, WriteError};
+use crate::provisioner::project::CacheRoom;
 
 /// A daemon that does not end by then is killed. It lets solves finish, and none runs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,6 +28,9 @@ const DRAINING: Duration = Duration::from_millis(500);
 
 /// When entries that a build or a stream stands behind are looked at again.
 const STILL_USED: Duration = Duration::from_secs(60);
+
+/// How long a daemon may take to add up its cache.
+const USAGE: Duration = Duration::from_secs(5);
 
 /// What ends the asking.
 enum Asked {
@@ -182,10 +186,21 @@ impl Keeper {
         Ok(None)
     }
 
-    /// Bounds the output of the daemon.
-    pub(super) fn upkeep(&self) {
-        if let Err(error) = log::bound(&self.core.common.layout, self.key.as_str()) {
-            tracing::warn!(project.key = self.key.as_str(), %error, "the output of a daemon cannot be bounded");
+    /// Bounds the output of the daemon, and looks at its cache, once in a while.
+    pub(super) async fn upkeep(&mut self) {
+        let (layout, key) = (&self.core.common.layout, self.key.as_str());
+        let Some(running) = &mut self.running else { return };
+        if running.kept_up.is_some_and(|at| at.elapsed() < super::UPKEEP) {
+            return;
+        }
+        running.kept_up = Some(instant());
+        if let Err(error) = log::bound(layout, key) {
+            tracing::warn!(project.key = key, %error, "the output of a daemon cannot be bounded");
+        }
+        if let Ok(Some(cache)) = running.daemon.cache(USAGE).await {
+            let gi = self.core.index.get(key).map_or(0, |record| record.project.spec.cache_volume_gi);
+            let bytes_total = u64::try_from(gi).unwrap_or(0) << 30;
+            running.cache = Some(CacheRoom { bytes_used: cache.bytes, bytes_total });
         }
     }
 

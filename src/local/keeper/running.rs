@@ -28,6 +28,8 @@ pub(super) struct Running {
     pub(super) since: Instant,
     /// Room in its cache, when it was last looked at.
     pub(super) cache: Option<CacheRoom>,
+    /// When it was last looked at.
+    pub(super) kept_up: Option<Instant>,
     /// The newest build that was noted as ended.
     pub(super) noted: Option<String>,
     observer: JoinHandle<()>,
@@ -51,7 +53,7 @@ impl Running {
             counters: core.counters.clone(),
         };
         let observer = tokio::spawn(observer.run());
-        Self { process, daemon, observation, fingerprint, since: instant(), cache: None, noted: None, observer, _cache: cache }
+        Self { process, daemon, observation, fingerprint, since: instant(), cache: None, kept_up: None, noted: None, observer, _cache: cache }
     }
 
     /// Builds that have ended, if there is one that was not noted yet.

@@ -151,9 +151,6 @@ pub struct DaemonArgs {
     /// Where programs are looked for.
     #[arg(long, env = "PATH", hide = true, hide_env = true, default_value = "/usr/local/bin:/usr/bin:/bin")]
     pub path: std::ffi::OsString,
-    /// This user's name.
-    #[arg(long, env = "USER", hide = true, hide_env = true)]
-    pub user: Option<String>,
 }
 
 /// When daemons go, and when builds stop holding them.

@@ -36,6 +36,8 @@ pub struct Common {
     pub port: u16,
     /// `PATH` of daemons: theirs first, then this process's.
     pub path: OsString,
+    /// Name of the user that runs them, where it is known.
+    pub user: Option<String>,
 }
 
 /// One daemon.
@@ -55,12 +57,17 @@ impl Common {
         if let Some(rootlesskit) = &self.programs.rootlesskit {
             words.push(rootlesskit.into());
             // The network is the host's: what builds may reach is the host's business.
-            words.extend(["--net=host", "--copy-up=/run", "--propagation=rslave"].map(OsString::from));
+            words.extend(["--net=host", "--copy-up=/run"].map(OsString::from));
         }
         words.push((&self.programs.buildkitd).into());
         words.push("--config".into());
         words.push(self.layout.configuration(key).into());
-        let environment = vec![("PATH".to_owned(), self.path.clone())];
+        let mut environment = vec![("PATH".to_owned(), self.path.clone())];
+        if self.programs.rootlesskit.is_some() {
+            // Where runc keeps what runs, as long as it is told that this is no real root.
+            environment.push(("XDG_RUNTIME_DIR".to_owned(), self.layout.daemon(key).join("runtime").into()));
+            environment.push(("USER".to_owned(), self.user.clone().unwrap_or_else(|| "user".to_owned()).into()));
+        }
         Configuration { toml, invocation: Invocation { words, environment } }
     }
 
@@ -86,6 +93,9 @@ impl Common {
             grpc.insert("address".to_owned(), Value::Array(addresses));
             grpc.insert("tls".to_owned(), Value::Table(tls));
         }
+        // Daemons must not share the one that is usual.
+        let traces = [("socketPath".to_owned(), text(&self.layout.traces(key)))].into_iter().collect();
+        table.insert("otel".to_owned(), Value::Table(traces));
         table.insert("root".to_owned(), text(&self.layout.cache(key)));
         let worker = table.entry("worker").or_insert_with(|| Value::Table(Table::new()));
         if let Some(worker) = worker.as_table_mut() {
@@ -137,6 +147,7 @@ mod tests {
             base: Base::parse("[registry.\"docker.io\"]\nmirrors = [\"m\"]\n[grpc]\nuid = 5\n", None).unwrap(),
             port: 1235,
             path: "/usr/bin".into(),
+            user: Some("ci".into()),
         }
     }
 
@@ -154,6 +165,9 @@ mod tests {
         ca = "/var/lib/bko/daemons/p1/certs/ca.pem"
         cert = "/var/lib/bko/daemons/p1/certs/cert.pem"
         key = "/var/lib/bko/daemons/p1/certs/key.pem"
+
+        [otel]
+        socketPath = "/var/lib/bko/run/p1.otel"
 
         [registry."docker.io"]
         mirrors = ["m"]
@@ -179,6 +193,8 @@ mod tests {
         let daemon = common(true).daemon("p1", [127, 1, 2, 3].into(), 60);
         let words: Vec<_> = daemon.invocation.words.iter().map(|w| w.to_string_lossy()).collect();
         assert_eq!(words[0], "/usr/bin/rootlesskit");
+        let environment: Vec<_> = daemon.invocation.environment.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(environment, ["PATH", "XDG_RUNTIME_DIR", "USER"]);
         let table: Table = daemon.toml.parse().unwrap();
         let oci = &table["worker"]["oci"];
         assert_eq!(oci["noProcessSandbox"].as_bool(), Some(true));

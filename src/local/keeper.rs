@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, sleep};
 use tokio_util::task::TaskTracker;
 
-use super::core::{Announced, Core};
+use super::core::{Announced, Core, instant};
 use super::index::Live;
 use super::process::{Exit, Process};
 use super::record::Record;
@@ -135,6 +135,8 @@ struct Keeper {
     told: Option<std::mem::Discriminant<Busy>>,
     /// Since when a changed configuration waits.
     held_since: Option<Timestamp>,
+    /// Whether the configuration has changed, and when that was looked at.
+    outdated: Option<(Instant, bool)>,
 }
 
 impl Keeper {
@@ -150,6 +152,7 @@ impl Keeper {
             observed: None,
             told: None,
             held_since: None,
+            outdated: None,
         }
     }
 
@@ -224,8 +227,13 @@ impl Keeper {
 
     /// Whether the daemon runs as it would be started now.
     fn seen(&mut self, record: &Record, now: Timestamp) -> Seen {
-        let current = self.running.as_ref().map(|running| running.fingerprint.as_str());
-        let outdated = self.fingerprint(record).is_some_and(|wanted| current != Some(&wanted));
+        let looked = self.outdated.filter(|(at, _)| at.elapsed() < UPKEEP);
+        let look = || {
+            let current = self.running.as_ref().map(|running| running.fingerprint.as_str());
+            self.fingerprint(record).is_some_and(|wanted| current != Some(&wanted))
+        };
+        let (at, outdated) = looked.unwrap_or_else(|| (instant(), look()));
+        self.outdated = Some((at, outdated));
         let live = lifecycle::live_entries(&record.project.status_or_default(), self.core.settings.max_build, now).next().is_some();
         let held = (outdated && live).then(|| self.held_since.unwrap_or(now));
         self.held_since = held;

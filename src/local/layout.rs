@@ -96,6 +96,11 @@ impl Layout {
         self.run().join(format!("{key}.sock"))
     }
 
+    /// Where one daemon takes traces of its steps.
+    pub fn traces(&self, key: &str) -> PathBuf {
+        self.run().join(format!("{key}.otel"))
+    }
+
     /// Everything of one daemon but its cache.
     pub fn daemon(&self, key: &str) -> PathBuf {
         self.root.join("daemons").join(key)

@@ -42,9 +42,46 @@ pub fn tail(path: &Path, from: u64, lines: usize) -> io::Result<String> {
     Ok(all[all.len().saturating_sub(lines)..].join("\n"))
 }
 
+/// The line that says best why a daemon ended: its own last word, else an
+/// error that it logged, else whatever comes last. Stack traces say little.
+///
+/// # Errors
+/// The operating system's.
+pub fn last_word(path: &Path, from: u64) -> io::Result<Option<String>> {
+    let text = tail(path, from, usize::MAX)?;
+    let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(char::is_whitespace)).collect();
+    let last = |says: &dyn Fn(&str) -> bool| lines.iter().rev().find(|line| says(line)).copied();
+    let own = last(&|line| line.starts_with("buildkitd: "));
+    let logged = || last(&|line| line.contains("level=fatal") || line.contains("level=error"));
+    let helper = || last(&|line| line.contains("error:"));
+    let line = own.or_else(logged).or_else(helper).or_else(|| lines.last().copied());
+    Ok(line.map(|line| line.chars().take(LINE).collect()))
+}
+
+/// Characters of a line that are told.
+const LINE: usize = 500;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_word_is_no_stack_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let word = |text: &str| {
+            fs::write(&path, text).unwrap();
+            last_word(&path, 0).unwrap()
+        };
+        assert_eq!(word(""), None);
+        assert_eq!(word("started\nstopped\n").as_deref(), Some("stopped"));
+        let logged = "time=1 level=error msg=\"no disk\"\ntime=2 level=info msg=bye\n";
+        assert_eq!(word(logged).as_deref(), Some("time=1 level=error msg=\"no disk\""));
+        let helper = "[rootlesskit:child ] error: exit status 1\n[rootlesskit:parent] error: child exited\n";
+        assert_eq!(word(helper).as_deref(), Some("[rootlesskit:parent] error: child exited"));
+        let trace = format!("{logged}buildkitd: listen tcp 127.1.2.3:1235: bind: address already in use\nmain.main\n\tmain.go:1\n{helper}");
+        assert_eq!(word(&trace).as_deref(), Some("buildkitd: listen tcp 127.1.2.3:1235: bind: address already in use"));
+    }
 
     #[test]
     fn the_output_is_bounded_while_it_is_appended_to() {

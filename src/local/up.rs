@@ -282,7 +282,7 @@ fn common(args: &UpArgs, layout: &Layout, uid: u32) -> Result<Common, UpError> {
     let folders = beside.into_iter().chain(std::env::split_paths(&args.daemons.path));
     let folders = folders.chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let path = std::env::join_paths(folders).unwrap_or_else(|_| args.daemons.path.clone());
-    Ok(Common { layout: layout.clone(), programs, base, port: args.daemons.daemon_port, path })
+    Ok(Common { layout: layout.clone(), programs, base, port: args.daemons.daemon_port, path, user: user.name })
 }
 
 /// As `/etc/subuid` names a user. The environment may be another's.

@@ -32,9 +32,6 @@ const CANNOT_START: Duration = Duration::from_secs(10);
 /// Pause after a start that failed, first and last.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Lines of its output that a failure is told with.
-const LINES: usize = 4;
-
 impl Keeper {
     pub(super) async fn start(&mut self, record: &Record) -> Result<Next, WriteError> {
         if let Some(left) = self.not_before.map(|at| at.saturating_duration_since(instant())).filter(|l| !l.is_zero()) {
@@ -50,7 +47,7 @@ impl Keeper {
         match self.launch(record).await {
             Ok(running) => {
                 self.running = Some(running);
-                (self.failures, self.not_before, self.observed) = (0, None, None);
+                (self.failures, self.not_before, self.observed, self.outdated) = (0, None, None, None);
                 self.state = DaemonState::Ready;
                 self.publish(record, Some(self.live()), Announced::Ready);
                 let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -79,7 +76,7 @@ impl Keeper {
         let layout = &core.common.layout;
         let cache = core.caches.take(key).await;
         let folder = layout.daemon(key);
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder.join("runtime"));
         made.map_err(|error| format!("cannot make \"{}\": {error}", folder.display()))?;
         self.seed(record).await?;
         let certificate = core.certificates.daemon(&self.key, record.address).map_err(|error| chain(&error))?;
@@ -102,8 +99,8 @@ impl Keeper {
             return Err(error.to_string());
         }
         let client = self.core.common.client(self.key.as_str())?;
-        let said = |exit: String| match log::tail(&log, from, LINES) {
-            Ok(tail) if !tail.is_empty() => format!("{exit}: {}", tail.replace('\n', "; ")),
+        let said = |exit: String| match log::last_word(&log, from) {
+            Ok(Some(word)) => format!("{exit}: {word}"),
             _ => exit,
         };
         let serving = async { timeout(START, serves(&client)).await };
@@ -177,14 +174,14 @@ impl Keeper {
         running.process.kill().await;
         drop(running);
         let log = self.core.common.layout.log(self.key.as_str());
-        let tail = log::tail(&log, 0, LINES).unwrap_or_default();
-        tracing::warn!(project.key = self.key.as_str(), log = tail, "a daemon {exit} and is started again if it is wanted");
+        let word = log::last_word(&log, 0).ok().flatten().unwrap_or_default();
+        tracing::warn!(project.key = self.key.as_str(), log = word, "a daemon {exit} and is started again if it is wanted");
         let _ = self.core.writer.submit(self.key.as_str(), Change::Process(None)).await;
         let Some(record) = self.core.index.get(self.key.as_str()) else { return };
         self.state = DaemonState::Starting("waiting for the daemon to be started again".to_owned());
         self.publish(&record, Some(self.live()), Announced::Away);
         if age < CANNOT_START {
-            let why = format!("buildkitd {exit}: {}", tail.replace('\n', "; "));
+            let why = format!("buildkitd {exit}: {word}");
             let _ = self.failed(&record, &why).await;
         }
     }

@@ -164,6 +164,8 @@ impl Keeper {
         loop {
             let mut changed = std::pin::pin!(notify.notified());
             changed.as_mut().enable();
+            // Before the step: what comes while it lasts must end the wait after it.
+            let (drained, cut) = (core.draining.is_cancelled(), core.cutting.is_cancelled());
             let step = self.step().await;
             let next = step.unwrap_or_else(|error| {
                 tracing::warn!(project.key = self.key.as_str(), %error, "cannot go on, trying again");
@@ -175,13 +177,12 @@ impl Keeper {
                 Next::Rest => continue,
                 Next::Wait(after) => after,
             };
-            let drained = core.draining.is_cancelled();
             let exit = tokio::select! {
                 () = changed => None,
                 exit = ended_or_news(&mut self.running) => exit,
                 () = pause(after) => None,
                 () = core.draining.cancelled(), if !drained => None,
-                () = core.cutting.cancelled(), if drained && !core.cutting.is_cancelled() => None,
+                () = core.cutting.cancelled(), if !cut => None,
             };
             if let Some(exit) = exit {
                 self.fell(exit).await;

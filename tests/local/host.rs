@@ -220,9 +220,13 @@ impl Farm {
     }
 
     fn request(&self, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+        let token = std::fs::read_to_string(self.state.join("token")).unwrap_or_default();
+        self.request_as(&token, method, path, body)
+    }
+
+    fn request_as(&self, token: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.ports.api))?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let token = std::fs::read_to_string(self.state.join("token")).unwrap_or_default();
         write!(
             stream,
             "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {}\r\nContent-Length: {}\r\n\r\n{body}",
@@ -254,8 +258,19 @@ impl Farm {
     /// Releases a build.
     pub(crate) fn complete(&self, routed: &Routed) -> anyhow::Result<()> {
         let (status, body) = self.post("/complete", &json!({"key": routed.key, "buildId": routed.build}))?;
-        ensure!(status == 200, "/complete answers {status}: {body}");
+        ensure!(status == 204, "/complete answers {status}: {body}");
         Ok(())
+    }
+
+    /// Releases a build with a token that nobody accepts: that is allowed only
+    /// to who knows the id of a build that is really registered.
+    pub(crate) fn is_registered(&self, routed: &Routed) -> anyhow::Result<bool> {
+        let body = json!({"key": routed.key, "buildId": routed.build}).to_string();
+        match self.request_as("another", "POST", "/complete", &body)? {
+            (204, _) => Ok(true),
+            (401, _) => Ok(false),
+            (status, body) => bail!("/complete answers {status}: {body}"),
+        }
     }
 
     /// All projects.

@@ -96,8 +96,10 @@ pub(crate) async fn ctrl_c_lets_builds_end_first(machine: Arc<Machine>) -> anyho
         Ok(farm.project(&routed.key)?.summary.active_builds.is_some_and(|active| !active.is_empty()))
     })
     .await?;
+    let told = |farm: &Farm| farm.said().matches("once more ends them").count();
+    let before = told(&farm);
     farm.signal(Signal::INT)?;
-    farm.until("it says how to end at once", SOON, |farm| Ok(farm.said().contains("once more ends them"))).await?;
+    farm.until("it says how to end at once", SOON, |farm| Ok(told(farm) > before)).await?;
     farm.signal(Signal::INT)?;
     farm.until("up ends", Duration::from_secs(15), |farm| Ok(farm.ended()?.is_some())).await?;
     ensure!(farm.daemons().is_empty() && !build.wait().await?.success());

@@ -45,7 +45,8 @@ pub(crate) async fn every_file_system_keeps_and_copies_caches(machine: Arc<Machi
         ];
         let mut farm = Farm::at(&machine.tools, Who::Root, &flags, folder.join("s"))?;
         farm.start().await?;
-        ensure!(farm.said().contains(&format!("caches: {kind}")), "{name}: {}", farm.said());
+        let told = format!("caches: {kind}");
+        farm.until("it says how caches are kept", Duration::from_secs(5), |farm| Ok(farm.said().contains(&told))).await?;
         let key = {
             let routed = farm.route(REPO)?;
             farm.build(&routed.endpoint, "stored").await?;

@@ -10,12 +10,17 @@ ifneq ($(shell id -u),0)
 export CARGO_TARGET_$(shell echo $(HOST) | tr a-z- A-Z_)_RUNNER := sudo -n -E
 endif
 
-.PHONY: help tools build test test-full demo bench lint format clean
+# The simulation is optimised, and shares dependencies and library with the executable.
+STATIC := RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" cargo
+SIMULATE := $(STATIC) test --release --locked --target $(HOST)
+
+.PHONY: help tools build test test-full simulation demo bench lint format clean
 
 help:
 	@echo 'make demo       show the main job on a real Kubernetes node'
 	@echo 'make test       run all tests; long repetitions run a tenth of their count'
 	@echo 'make test-full  run all tests in full'
+	@echo 'make simulation run the simulation; with SEED=n, print one history'
 	@echo 'make build      make the static executable $(EXECUTABLE)'
 	@echo 'make tools      install what tests need: Debian packages, Kubernetes, BuildKit'
 	@echo 'make bench      measure the control plane, for docs/performance.md'
@@ -26,17 +31,25 @@ tools:
 
 # Static, so that it is also the whole of its own image.
 build:
-	RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" cargo build --release --locked --target $(HOST)
+	$(STATIC) build --release --locked --target $(HOST)
 	@mkdir -p $(TARGET_DIR)/release
 	@install -m 755 $(TARGET_DIR)/$(HOST)/release/bko-install $(EXECUTABLE)
 
 test: export BKO_REPEAT ?= tenth
 test: tools build
 	cargo test --locked
+	$(SIMULATE) --test simulation --test mutants
 
 test-full: export BKO_REPEAT = full
 test-full: tools build
 	cargo test --locked
+	$(SIMULATE) --test simulation --test mutants
+
+# One history, printed: of the product, or of a broken variant of it.
+simulation: export BKO_SEED = $(SEED)
+simulation: export BKO_MUTANT = $(MUTANT)
+simulation:
+	@$(SIMULATE) --quiet --test $(if $(MUTANT),mutants,simulation)
 
 demo: tools build
 	cargo test --locked --quiet --test demo
@@ -48,6 +61,7 @@ bench: tools build
 lint:
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --test simulation --test mutants -- -D warnings
 	@tests/tools/install.sh lint
 	PATH="$(BKO_CACHE)/bin:$$PATH" cargo deny --log-level error check licenses bans sources
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps

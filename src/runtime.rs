@@ -2,6 +2,7 @@
 //! processes, lease, shutdown.
 
 pub mod admin;
+pub mod clock;
 pub mod internal;
 pub mod lease;
 pub mod listen;

@@ -38,6 +38,7 @@ use crate::gateway::{self, Links, args::GatewayArgs};
 use crate::names::{GROUP, OPERATOR_NAMESPACE};
 use crate::router::{self, RouteArgs};
 use crate::runtime::admin::{self, Readiness};
+use crate::runtime::clock::Clock;
 use crate::runtime::internal::{self, InternalToken};
 use crate::runtime::lease;
 use crate::runtime::listen::ListenAddress;
@@ -316,6 +317,7 @@ fn elect(
             namespace: args.pod_namespace.clone(),
             name: format!("{LEASE}.{GROUP}"),
             identity: format!("{host}_{}", hex::encode(random)),
+            clock: Clock::default(),
         };
         tasks.spawn(lease::run(client.clone(), config, sender, shutdown.leaving.clone()));
     }

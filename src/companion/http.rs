@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -97,9 +98,12 @@ struct Builds {
     idle_ms: Option<u64>,
     active: Vec<Build>,
     finished: Vec<Build>,
+    /// When BuildKit last lost what it knew of its cache.
+    cache_reset: Option<Timestamp>,
 }
 
-async fn builds(State(Sources { watch, .. }): State<Sources>) -> impl IntoResponse {
+async fn builds(State(Sources { watch, samples, .. }): State<Sources>) -> impl IntoResponse {
+    let cache_reset = samples.borrow().and_then(|sample| sample.reset);
     let seen = watch.observation();
     let now = watch.clock.now();
     let ago = |then: Duration| u64::try_from(now.saturating_sub(then).as_millis()).unwrap_or(u64::MAX);
@@ -111,6 +115,7 @@ async fn builds(State(Sources { watch, .. }): State<Sources>) -> impl IntoRespon
         identity: seen.identity,
         active: seen.active,
         finished: seen.finished,
+        cache_reset,
     })
 }
 

@@ -1,10 +1,12 @@
 //! Keeps the cache's volume from running full: one task measures, another
 //! prunes when [`prune::decide`] says so.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -32,6 +34,9 @@ pub struct Sample {
     pub volume: Volume,
     /// The daemon's memory.
     pub memory: Memory,
+    /// When BuildKit last found a database broken and began it anew: the cache
+    /// that it knew of is lost.
+    pub reset: Option<Timestamp>,
 }
 
 /// Measures for ever. A file system that hangs makes the last sample old, and
@@ -40,11 +45,12 @@ pub async fn sample(cache_dir: PathBuf, daemon: Daemon, clock: Clock, publish: w
     let mut failing = false;
     loop {
         let (path, pid) = (cache_dir.clone(), daemon.pid());
-        let measured =
-            tokio::task::spawn_blocking(move || Ok((volume(&path)?, pid.map(memory::read).unwrap_or_default())));
+        let measured = tokio::task::spawn_blocking(move || {
+            Ok((volume(&path)?, pid.map(memory::read).unwrap_or_default(), last_reset(&path)))
+        });
         match measured.await.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
-            Ok((volume, memory)) => {
-                publish.send_replace(Some(Sample { at: clock.now(), volume, memory }));
+            Ok((volume, memory, reset)) => {
+                publish.send_replace(Some(Sample { at: clock.now(), volume, memory, reset }));
                 failing = false;
             }
             Err(error) if !failing => {
@@ -66,6 +72,22 @@ fn volume(path: &PathBuf) -> std::io::Result<Volume> {
         inodes_total: stat.f_files,
         inodes_used: stat.f_files.saturating_sub(stat.f_ffree),
     })
+}
+
+/// BuildKit keeps a broken database as `<name>.db.<id>.bak`, in its folder or in
+/// that of its worker.
+fn last_reset(path: &Path) -> Option<Timestamp> {
+    let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten().collect::<Vec<_>>();
+    let own = entries(path);
+    let workers = own.iter().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let theirs: Vec<_> = workers.flat_map(|worker| entries(&worker.path())).collect();
+    let backups = own.iter().chain(&theirs).filter(|entry| {
+        let name = entry.file_name();
+        name.to_str().is_some_and(|name| name.contains(".db.") && name.ends_with(".bak"))
+    });
+    // A renamed file keeps the time of its last write; its inode changes.
+    let changed = backups.filter_map(|entry| entry.metadata().ok()).map(|data| data.ctime());
+    changed.max().and_then(|seconds| Timestamp::from_second(seconds).ok())
 }
 
 /// The task that prunes.

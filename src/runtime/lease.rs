@@ -9,7 +9,6 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
@@ -20,6 +19,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use super::clock::Clock;
+
 /// Which lease, and who asks for it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -29,6 +30,8 @@ pub struct Config {
     pub name: String,
     /// This process: host name and something random.
     pub identity: String,
+    /// The clock that dates renewals, for people to read.
+    pub clock: Clock,
 }
 
 /// How long a lease is honoured after its last change.
@@ -46,13 +49,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub async fn run(client: Client, config: Config, leading: watch::Sender<bool>, shutdown: CancellationToken) {
     let api = Api::<Lease>::namespaced(client, &config.namespace);
     while !shutdown.is_cancelled() {
-        let held = tokio::select! {
+        let (held, deadline) = tokio::select! {
             held = acquire(&api, &config) => held,
             () = shutdown.cancelled() => return,
         };
+        // An answer that took this long may be about a lease that others have by now.
+        if Instant::now() >= deadline {
+            continue;
+        }
         tracing::info!(lease.holder = config.identity, "leading");
         let _ = leading.send(true);
-        let last = hold(&api, &config, held, &shutdown).await;
+        let last = hold(&api, &config, held, deadline, &shutdown).await;
         let _ = leading.send(false);
         if shutdown.is_cancelled() {
             release(&api, &config, last).await;
@@ -62,8 +69,9 @@ pub async fn run(client: Client, config: Config, leading: watch::Sender<bool>, s
     }
 }
 
-/// Waits until the lease is free, and takes it.
-async fn acquire(api: &Api<Lease>, config: &Config) -> Lease {
+/// Waits until the lease is free, and takes it. Returns with it until when it
+/// is good: others count from when it was written, hence we from before that.
+async fn acquire(api: &Api<Lease>, config: &Config) -> (Lease, Instant) {
     let mut changes = Box::pin(watch_object(api.clone(), &config.name).default_backoff());
     let mut observed: Option<Lease> = None;
     let mut expires = None;
@@ -72,8 +80,9 @@ async fn acquire(api: &Api<Lease>, config: &Config) -> Lease {
             next = changes.next() => next,
             () = sleep_until(expires.unwrap_or_else(Instant::now)), if expires.is_some() => {
                 tracing::info!("the lease has not been renewed, taking over");
+                let begun = Instant::now();
                 match take(api, config, observed.as_ref()).await {
-                    Some(held) => return held,
+                    Some(held) => return (held, begun + DEADLINE),
                     None => { expires = Some(Instant::now() + PAUSE); continue }
                 }
             }
@@ -81,8 +90,9 @@ async fn acquire(api: &Api<Lease>, config: &Config) -> Lease {
         match next {
             Some(Ok(lease)) => {
                 let free = lease.as_ref().is_none_or(|l| holder(l).is_none_or(|h| h == config.identity));
+                let begun = Instant::now();
                 if free && let Some(held) = take(api, config, lease.as_ref()).await {
-                    return held;
+                    return (held, begun + DEADLINE);
                 }
                 let duration = lease.as_ref().and_then(|l| l.spec.as_ref()?.lease_duration_seconds);
                 let duration = duration.and_then(|s| u64::try_from(s).ok()).map_or(DURATION, Duration::from_secs);
@@ -102,7 +112,7 @@ fn holder(lease: &Lease) -> Option<&str> {
 /// Writes this process into the lease; `None` when somebody else was faster or
 /// the API server did not answer.
 async fn take(api: &Api<Lease>, config: &Config, lease: Option<&Lease>) -> Option<Lease> {
-    let now = MicroTime(Timestamp::now());
+    let now = MicroTime(config.clock.now());
     let result = match lease {
         None => {
             let lease = Lease {
@@ -134,8 +144,13 @@ fn claim(config: &Config, old: Option<&LeaseSpec>, now: MicroTime) -> LeaseSpec 
 }
 
 /// Renews until the lease is lost or `shutdown`. Returns the last copy.
-async fn hold(api: &Api<Lease>, config: &Config, mut lease: Lease, shutdown: &CancellationToken) -> Lease {
-    let mut deadline = Instant::now() + DEADLINE;
+async fn hold(
+    api: &Api<Lease>,
+    config: &Config,
+    mut lease: Lease,
+    mut deadline: Instant,
+    shutdown: &CancellationToken,
+) -> Lease {
     let mut pause = RENEW;
     loop {
         tokio::select! {

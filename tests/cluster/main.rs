@@ -7,6 +7,7 @@ mod conformance;
 mod farm;
 mod harness;
 mod harness_checks;
+mod honesty;
 mod identities;
 mod installer;
 mod lifecycle;
@@ -16,6 +17,10 @@ mod truth;
 mod view;
 mod wake;
 mod wire;
+
+#[path = "../simulation/model.rs"]
+#[allow(dead_code, reason = "watches are the simulation's")]
+mod model;
 
 /// Where the benchmark, which shares some of these files, has the harness.
 mod shared {
@@ -75,6 +80,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(routes::a_follower_takes_over),
         test!(routes::the_controller_owns_what_it_makes),
         test!(routes::an_outage_of_the_api_server_is_waited_out_or_said).serial(),
+        test!(honesty::the_model_answers_as_the_api_server_does).limit(Duration::from_secs(600)),
         test!(projects::what_cannot_take_effect_is_refused_with_its_reason),
         test!(projects::daemons_of_every_profile_are_accepted),
         test!(lifecycle::an_eviction_is_refused_during_a_build_and_granted_after),

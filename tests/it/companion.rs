@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use bko_install::companion::daemon::{AskDaemon, Daemon};
 use rustix::process::Signal;
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use fixture::{BINARY, Buildkitd, Companion, hook, output, until};
@@ -351,6 +352,22 @@ async fn filled_while_building(volume: &'static str, flags: &[&str], fill: &str,
     assert_eq!(companion.metric(&prunes).await, Some(1.0));
     assert!(companion.metric("buildkit_operator_companion_pruned_bytes_total").await > Some(0.0));
     assert_eq!(companion.get("/readyz").await.0, 200);
+}
+
+/// A database that a kill left broken is begun anew: the daemon serves, and it is told that its cache is lost.
+#[tokio::test]
+async fn a_cache_that_was_lost_is_told() {
+    let mut daemon = Buildkitd::start().await;
+    let companion = Companion::ready(&daemon, &[]).await;
+    daemon.build(&["true"]).await.succeeds().await;
+    assert_eq!(companion.json("/builds").await["cacheReset"], Value::Null);
+    daemon.kill().await;
+    let database = daemon.store().join("cache.db");
+    let length = std::fs::metadata(&database).unwrap().len();
+    std::fs::write(&database, vec![0xa5; usize::try_from(length).unwrap()]).unwrap();
+    daemon.restart().await;
+    until("the loss is told", S(10), async || companion.json("/builds").await["cacheReset"].is_string()).await;
+    daemon.build(&["true"]).await.succeeds().await;
 }
 
 /// A build that needs more than there is fails with the reason, and the next finds room.

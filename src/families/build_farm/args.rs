@@ -8,6 +8,7 @@ use super::scheduling::Scheduling;
 use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 use crate::profile::syntax::is_quantity;
+use crate::runtime::clock::Clock;
 
 /// Flags of the build farm.
 #[derive(Clone, Debug, Args)]
@@ -123,6 +124,7 @@ impl From<&FarmArgs> for Settings {
             gateway: some(&args.gateway_host).map(|host| (host, gateway_port)),
             max_inflight: args.max_inflight.into(),
             wake_window: args.wake_window,
+            clock: Clock::default(),
         }
     }
 }

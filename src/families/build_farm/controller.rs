@@ -1,6 +1,5 @@
 //! The reconcile: observe → validate → build → apply → status, for one project
 //! at a time, many projects at once, on the leader only.
-#![expect(clippy::disallowed_methods, reason = "shell: decisions are dated here")]
 
 mod endpoint;
 mod guard;
@@ -125,7 +124,7 @@ impl Controller {
             budgets: Api::namespaced(client.clone(), &namespace),
             notifier: Notifier::start(client),
             memory: Mutex::default(),
-            begun: Timestamp::now(),
+            begun: settings.clock.now(),
             truth,
             figures,
             going_down: Semaphore::new(GOING_DOWN),
@@ -187,7 +186,7 @@ async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<A
     let (base, fault) = ctx.view.base();
     let resources = build::build(&valid, &ctx.settings, &base);
     let Some(scaled) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
-    let now = Timestamp::now();
+    let now = ctx.settings.clock.now();
     let guard = ctx.guard(&valid, scaled.replicas, now).await;
     let patience = ctx.report(&valid, scaled.replicas, fault).await?;
     Ok(lifecycle::next_change(&project, &ctx.settings, now)
@@ -226,7 +225,7 @@ impl Controller {
     async fn apply(&self, valid: &Valid<'_>, resources: Resources) -> Result<Option<Scaled>, ReconcileError> {
         let Resources { stateful_set, service } = resources;
         self.apply_service(valid, service).await?;
-        let now = Timestamp::now();
+        let now = self.settings.clock.now();
         let want = lifecycle::want(valid.project, &self.settings, now);
         let Some(live) = self.view.stateful_set(&valid.key) else {
             let replicas = self.create_stateful_set(valid, stateful_set, want).await?;
@@ -330,7 +329,7 @@ impl Controller {
         }
         if want.replicas() > 0 && gate.closed {
             self.open(&valid.key, gate.epoch + 1).await?;
-            self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
+            self.writer.submit(valid.key.as_str(), Operation::OpenGate { epoch: gate.epoch }, STATUS_BUDGET).await?;
         }
         Ok(want.replicas())
     }
@@ -409,7 +408,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Tells of containers that ended and were started again.
+    /// Tells of containers that ended and were started again, and of a cache that was lost.
     fn tell_ends(&self, valid: &Valid<'_>) {
         let ends = self.view.pod(&valid.key).map(|pod| health::ends(&pod)).unwrap_or_default();
         for end in self.memory().news(valid.key.as_str(), ends, self.begun) {
@@ -417,6 +416,10 @@ impl Controller {
                 self.metrics.oom_kills.inc();
             }
             self.notifier.tell(valid.project, Moment::Ended(end));
+        }
+        let lost = self.figures.of(valid.key.as_str()).and_then(|told| told.cache_reset);
+        if lost.is_some_and(|at| self.memory().is_new_loss(valid.key.as_str(), at, self.begun)) {
+            self.notifier.tell(valid.project, Moment::CacheLost);
         }
     }
 

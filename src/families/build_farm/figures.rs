@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::Deserialize;
@@ -55,6 +56,8 @@ pub struct Told {
     pub cache: Option<CacheRoom>,
     /// What serves.
     pub buildkit: BuildKit,
+    /// When BuildKit last lost what it knew of its cache.
+    pub cache_reset: Option<Timestamp>,
 }
 
 struct Daemon {
@@ -156,7 +159,7 @@ impl Figures {
             // What a pod says that has gone is of no interest.
             let Some(daemon) = daemons.get_mut(key).filter(|daemon| daemon.pod == pod) else { return };
             let next = daemon.told.after(builds.ok(), usage.ok());
-            let news = next.finished != daemon.told.finished;
+            let news = next.finished != daemon.told.finished || next.cache_reset != daemon.told.cache_reset;
             self.metrics.tell(key, next.active.as_ref().map(Vec::len));
             (daemon.told, daemon.asking, daemon.asked) = (Arc::new(next), false, Instant::now());
             news
@@ -195,6 +198,7 @@ struct Builds {
     identity: Identity,
     active: Vec<Build>,
     finished: Vec<Build>,
+    cache_reset: Option<Timestamp>,
 }
 
 impl Told {
@@ -207,7 +211,8 @@ impl Told {
         let active =
             (builds.daemon == "answering").then(|| builds.active.into_iter().take(ACTIVE).map(clipped).collect());
         let Identity { version, snapshotter } = builds.identity;
-        Self { active, finished, cache, buildkit: BuildKit { version: clip(version), snapshotter: clip(snapshotter) } }
+        let buildkit = BuildKit { version: clip(version), snapshotter: clip(snapshotter) };
+        Self { active, finished, cache, buildkit, cache_reset: builds.cache_reset }
     }
 }
 

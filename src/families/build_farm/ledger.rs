@@ -39,8 +39,11 @@ pub enum Operation {
     Ended(Box<Ended>),
     /// The daemon is about to be taken down.
     CloseGate(Closing),
-    /// The daemon may be used again.
-    OpenGate,
+    /// The daemon may be used again, if this closing of its gate is the last.
+    OpenGate {
+        /// The epoch under which it was closed.
+        epoch: i64,
+    },
 }
 
 /// Builds that ended, and the room on the cache volume then.
@@ -122,7 +125,11 @@ pub fn apply(project: &mut BuildProject, operation: &Operation, settings: &Setti
         }
         Operation::Ended(ended) => remember_builds(status(project), ended),
         Operation::CloseGate(closing) => close(project, *closing, settings, now),
-        Operation::OpenGate => set_gate(&mut status(project).gate, false),
+        Operation::OpenGate { epoch } => match &mut status(project).gate {
+            // Whoever was held up for long may find it closed anew.
+            gate if gate.epoch == *epoch => set_gate(gate, false),
+            _ => Outcome::Nothing,
+        },
     };
     let status = status(project);
     status.inflight_builds = i32::try_from(status.inflight.len()).unwrap_or(i32::MAX);
@@ -305,8 +312,12 @@ mod tests {
         apply(&mut p, &Operation::End { id: None }, &settings, at(5000));
         assert_eq!(apply(&mut p, &close, &settings, at(5000)), Outcome::Done);
         assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 1 });
-        assert_eq!(apply(&mut p, &Operation::OpenGate, &settings, at(5001)), Outcome::Done);
+        let open = Operation::OpenGate { epoch: 1 };
+        assert_eq!(apply(&mut p, &open, &settings, at(5001)), Outcome::Done);
         assert_eq!(p.status_or_default().gate, Gate { closed: false, epoch: 2 });
+        assert_eq!(apply(&mut p, &close, &settings, at(9000)), Outcome::Done);
+        assert_eq!(apply(&mut p, &open, &settings, at(9001)), Outcome::Nothing, "decided under an older epoch");
+        assert_eq!(p.status_or_default().gate, Gate { closed: true, epoch: 3 });
     }
 
     #[test]
@@ -369,7 +380,8 @@ mod tests {
         assert!(Closing::Idle.holds(&p, &settings, at(5001)));
         apply(&mut p, &Operation::Wake, &settings, at(5001));
         assert!(!Closing::Idle.holds(&p, &settings, at(5001)), "the wake wins");
-        apply(&mut p, &Operation::OpenGate, &settings, at(5002));
+        let epoch = p.status_or_default().gate.epoch;
+        apply(&mut p, &Operation::OpenGate { epoch }, &settings, at(5002));
         assert_eq!(apply(&mut p, &close, &settings, at(5100)), Outcome::StillWanted);
         assert_eq!(apply(&mut p, &close, &settings, at(5151)), Outcome::Done);
     }

@@ -26,6 +26,8 @@ pub enum Moment {
     Failed(Fault),
     /// A container ended and was started again.
     Ended(End),
+    /// BuildKit found a database broken, and began it anew.
+    CacheLost,
     /// An idle fork was deleted with its cache.
     Reaped,
 }
@@ -53,6 +55,11 @@ impl Moment {
                 let reason = if end.out_of_memory { "OutOfMemory" } else { "DaemonRestarted" };
                 let note = format!("container {} {end} and was started again", end.container);
                 (EventType::Warning, reason, "Observe", note)
+            }
+            Self::CacheLost => {
+                let note = "BuildKit found its database broken, as a process that was killed may leave it, and began anew: \
+                            what it had cached is lost";
+                (EventType::Warning, "CacheLost", "Observe", note.to_owned())
             }
             Self::Reaped => {
                 (EventType::Normal, "ForkReaped", "Delete", "deleted the idle fork with its cache".to_owned())

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::scheduling::Scheduling;
+use crate::runtime::clock::Clock;
 
 /// Settings of the controller and of the projects that it makes.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub struct Settings {
     pub max_inflight: usize,
     /// For how long after a route or a prewarm a dial alone may wake the daemon; never when zero.
     pub wake_window: Duration,
+    /// The clock by which decisions are dated.
+    pub clock: Clock,
 }
 
 impl Default for Settings {
@@ -72,6 +75,7 @@ impl Default for Settings {
             gateway: None,
             max_inflight: super::api::MAX_INFLIGHT,
             wake_window: Duration::from_secs(24 * 3600),
+            clock: Clock::default(),
         }
     }
 }

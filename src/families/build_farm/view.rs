@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Event as ClusterEvent, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -20,6 +20,7 @@ use kube::runtime::watcher::{self, Event, watch_object, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::api::BuildProject;
@@ -30,6 +31,7 @@ use super::settings::Settings;
 use super::signs::{self, Sign, Signs};
 use super::status;
 use crate::key::ProjectKey;
+use crate::runtime::clock::Clock;
 
 /// A fault by its reason, and by the epoch of the gate: what was seen before a
 /// daemon went to zero says nothing of the next.
@@ -37,6 +39,7 @@ type FaultId = (&'static str, i64);
 
 /// The caches. Shared by all roles of a process.
 pub struct View {
+    clock: Clock,
     namespace: String,
     writer: Mutex<Writer<BuildProject>>,
     projects: Store<BuildProject>,
@@ -65,6 +68,7 @@ impl View {
         let view = Arc::new(Self {
             namespace: settings.namespace.clone(),
             unschedulable: settings.unschedulable,
+            clock: settings.clock.clone(),
             signs: Mutex::default(),
             faults: Mutex::default(),
             projects: writer.as_reader(),
@@ -205,7 +209,7 @@ impl View {
         }
         let Some(set) = self.stateful_set(key) else { return starting("waiting for the StatefulSet") };
         // Each watch lags by itself: this copy may be of before the gate was closed.
-        if build::epoch(&*set) < gate.epoch {
+        if build::epoch(&*set) < gate.epoch || is_of_namesake(&*set, &project.metadata) {
             return starting("waiting for news of the StatefulSet");
         }
         let (spec, state) = (set.spec.clone().unwrap_or_default(), set.status.clone().unwrap_or_default());
@@ -213,6 +217,9 @@ impl View {
             return starting("waiting for the daemon to leave zero");
         }
         let pod = self.pod(key);
+        if pod.as_ref().is_some_and(|pod| is_of_namesake(&**pod, &set.metadata)) {
+            return starting("waiting for the pod");
+        }
         if pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some()) {
             return starting("waiting for the old pod to end");
         }
@@ -239,7 +246,7 @@ impl View {
     /// The state of a daemon that something is wrong with.
     fn fault(&self, key: &ProjectKey, epoch: i64, pod: Option<&Pod>) -> Option<DaemonState> {
         let signs = self.signs().get(key.as_str()).cloned().unwrap_or_default();
-        let fault = health::find(pod, &signs, self.unschedulable, Timestamp::now());
+        let fault = health::find(pod, &signs, self.unschedulable, self.clock.now());
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(fault) = fault else {
             faults.remove(key.as_str());
@@ -355,7 +362,7 @@ impl View {
             let news = {
                 let mut signs = self.signs();
                 if matches!(event, Event::Delete(_)) {
-                    let now = Timestamp::now();
+                    let now = self.clock.now();
                     signs.retain(|_, signs| !signs.is_stale(now));
                     false
                 } else {
@@ -416,6 +423,13 @@ fn first_seen(
     fault.judge(now.saturating_duration_since(known.1))
 }
 
+/// Whether an object belongs to an earlier owner of the same name: a fork that
+/// was reaped comes again under its key, while this copy is still of the last.
+fn is_of_namesake(object: &impl Resource, owner: &ObjectMeta) -> bool {
+    let mut owners = object.meta().owner_references.iter().flatten();
+    owners.find(|o| o.controller == Some(true)).is_some_and(|o| Some(&o.uid) != owner.uid.as_ref())
+}
+
 /// The next event of a watch; failures are logged and waited out.
 pub(crate) async fn next<K>(
     events: &mut (impl futures::Stream<Item = Result<Event<K>, watcher::Error>> + Unpin),
@@ -457,5 +471,20 @@ mod tests {
         assert_eq!(left("B", 1, 4), Some(5), "another fault");
         assert_eq!(left("B", 1, 9), None, "failed");
         assert_eq!(left("B", 3, 90), Some(5), "after it was at zero");
+    }
+
+    #[test]
+    fn a_pod_of_an_earlier_set_of_the_same_name_is_told_apart() {
+        let owned = |uid: &str, controller: bool| -> Pod {
+            serde_json::from_value(serde_json::json!({"metadata": {"name": "buildkitd-p1-0", "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "buildkitd-p1", "uid": uid, "controller": controller}
+            ]}}))
+            .unwrap()
+        };
+        let owner = ObjectMeta { uid: Some("now".into()), ..ObjectMeta::default() };
+        assert!(is_of_namesake(&owned("before", true), &owner));
+        assert!(!is_of_namesake(&owned("now", true), &owner));
+        assert!(!is_of_namesake(&owned("before", false), &owner), "an owner that does not control it says nothing");
+        assert!(!is_of_namesake(&Pod::default(), &owner), "adopted objects may have no owner");
     }
 }

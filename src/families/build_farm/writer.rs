@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::oneshot;
@@ -117,7 +116,7 @@ impl Writer {
                 continue;
             };
             let mut next = (**project).clone();
-            let now = Timestamp::now();
+            let now = self.settings.clock.now();
             let outcomes: Vec<_> =
                 batch.iter().map(|e| ledger::apply(&mut next, &e.operation, &self.settings, now)).collect();
             // The entry to release, or the route that a wake needs, may have been written by another replica just now.

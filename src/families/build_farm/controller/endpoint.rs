@@ -2,6 +2,7 @@
 //! nobody reaches the daemon by its name any more, the gateway included. Streams
 //! that are open stay open; whoever dials waits for the next pod, or for the
 //! gate to open again.
+#![expect(clippy::disallowed_methods, reason = "shell: waits are measured")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::super::build::{GATE, GATE_EPOCH};
+use super::super::build::{self, GATE, GATE_EPOCH};
 use super::{Controller, ReconcileError};
 use crate::key::ProjectKey;
 use crate::names::CONTROLLER_MANAGER;
@@ -84,19 +85,18 @@ impl Controller {
     }
 
     /// Has the Service select its daemon again. It is written even when it does,
-    /// so that a [`shut`](Self::shut) still under way fails.
+    /// so that a [`shut`](Self::shut) still under way fails; and as it was read,
+    /// so that this fails when it is held up until the gate is closed anew.
     pub(super) async fn open(&self, key: &ProjectKey, epoch: i64) -> Result<(), ReconcileError> {
+        let name = key.daemon();
+        let live = self.services.get_opt(&name).await.map_err(Self::error("get", format!("Service {name}")))?;
+        // Somebody deleted it, and the next pass makes it anew; or another replica is further.
+        let Some(live) = live.filter(|live| build::epoch(live) <= epoch) else { return Ok(()) };
         let change = json!({
-            "metadata": {"annotations": epoch_annotation(epoch)},
+            "metadata": {"resourceVersion": live.metadata.resource_version, "annotations": epoch_annotation(epoch)},
             "spec": {"selector": {GATE: Value::Null}},
         });
-        match self.patch_service(&key.daemon(), change).await {
-            // Somebody deleted it; the next pass makes it anew.
-            Err(ReconcileError::Object { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.is_not_found()) => {
-                Ok(())
-            }
-            result => result,
-        }
+        self.patch_service(&name, change).await
     }
 
     pub(super) async fn patch_service(&self, name: &str, change: Value) -> Result<(), ReconcileError> {

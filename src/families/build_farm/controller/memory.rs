@@ -15,6 +15,8 @@ pub(super) struct Memory {
     quiet: HashMap<String, Timestamp>,
     /// The last end of each container that was told.
     told: HashMap<String, HashMap<String, String>>,
+    /// The last loss of a cache that was told.
+    lost: HashMap<String, Timestamp>,
     /// Whose changed template waits for builds.
     held: HashSet<String>,
 }
@@ -40,6 +42,11 @@ impl Memory {
         ends.into_iter().filter(|end| is_news(end)).collect()
     }
 
+    /// Whether the loss of a cache is news, as an end of a container is.
+    pub(super) fn is_new_loss(&mut self, key: &str, at: Timestamp, begun: Timestamp) -> bool {
+        self.lost.insert(key.to_owned(), at) != Some(at) && at >= begun
+    }
+
     /// Notes whether a roll is held; returns how many are in all.
     pub(super) fn hold(&mut self, key: &str, held: bool) -> usize {
         if held {
@@ -59,6 +66,7 @@ impl Memory {
     pub(super) fn forget(&mut self, key: &str) -> usize {
         self.quiet.remove(key);
         self.told.remove(key);
+        self.lost.remove(key);
         self.hold(key, false)
     }
 }
@@ -83,6 +91,17 @@ mod tests {
         assert_eq!(memory.news("p1", vec![end("b", 15)], at(10)), []);
         assert_eq!(memory.news("p1", vec![end("c", 20)], at(10)).len(), 1);
         assert_eq!(memory.news("p2", vec![end("c", 20)], at(10)).len(), 1);
+    }
+
+    #[test]
+    fn a_loss_is_news_once() {
+        let at = |s| Timestamp::from_second(s).unwrap();
+        let mut memory = Memory::default();
+        assert!(!memory.is_new_loss("p1", at(5), at(10)), "it was before our time");
+        assert!(memory.is_new_loss("p1", at(15), at(10)));
+        assert!(!memory.is_new_loss("p1", at(15), at(10)));
+        memory.forget("p1");
+        assert!(memory.is_new_loss("p1", at(15), at(10)));
     }
 
     #[test]

@@ -11,13 +11,12 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use kube::ResourceExt;
 use tokio::time::{Instant, sleep};
 
 use super::super::api::Gate;
-use super::super::build::{GATE_EPOCH, ROLL_HELD_SINCE, TEMPLATE_HASH, stamp};
+use super::super::build::{self, GATE_EPOCH, ROLL_HELD_SINCE, TEMPLATE_HASH, stamp};
 use super::super::ledger::{Closing, Operation, Outcome};
 use super::super::lifecycle;
 use super::super::metrics::{DeferralLabels, Direction, Holder, ScaleLabels};
@@ -165,7 +164,7 @@ impl Controller {
             let mut changed = std::pin::pin!(notify.notified());
             changed.as_mut().enable();
             let Some(project) = self.view.project(key) else { return };
-            let now = Timestamp::now();
+            let now = self.settings.clock.now();
             if !closing.holds(&project, &self.settings, now)
                 || project.status_or_default().gate != (Gate { closed: true, epoch })
             {
@@ -181,7 +180,7 @@ impl Controller {
         let (Some(age), true) = (self.settings.unused_entry, self.settings.companion.is_some()) else {
             return Ok(None);
         };
-        let now = Timestamp::now();
+        let now = self.settings.clock.now();
         let ready_for = self.view.pod(&valid.key).and_then(|pod| lifecycle::ready_for(&pod, now));
         let due = match lifecycle::unused_due(valid.project, age, now) {
             // A client may have waited for its daemon for long.
@@ -203,13 +202,13 @@ impl Controller {
 
     /// Undoes the closing of the gate. The daemon is as it was.
     async fn reopen(&self, valid: &Valid<'_>, live: &StatefulSet, desired: &StatefulSet) -> Result<(), ReconcileError> {
-        let epoch = self.epoch(valid.key.as_str()) + 1;
-        tokio::try_join!(self.bump(valid, live, desired), self.open(&valid.key, epoch))?;
+        let epoch = self.epoch(valid.key.as_str());
+        tokio::try_join!(self.bump(valid, live, desired, epoch + 1), self.open(&valid.key, epoch + 1))?;
         let stays = live.status.as_ref().is_some_and(|status| status.ready_replicas.unwrap_or(0) > 0);
         if stays && live.spec.as_ref().and_then(|spec| spec.replicas) != Some(0) {
             self.until_reachable(&valid.key).await?;
         }
-        self.writer.submit(valid.key.as_str(), Operation::OpenGate, STATUS_BUDGET).await?;
+        self.writer.submit(valid.key.as_str(), Operation::OpenGate { epoch }, STATUS_BUDGET).await?;
         Ok(())
     }
 
@@ -228,10 +227,15 @@ impl Controller {
     }
 
     /// Asks for the daemon, and changes the StatefulSet in any case.
-    async fn bump(&self, valid: &Valid<'_>, live: &StatefulSet, desired: &StatefulSet) -> Result<(), ReconcileError> {
-        let key = valid.key.as_str();
+    async fn bump(
+        &self,
+        valid: &Valid<'_>,
+        live: &StatefulSet,
+        desired: &StatefulSet,
+        epoch: i64,
+    ) -> Result<(), ReconcileError> {
         let mut next = live.clone();
-        set_replicas(&mut next, desired, 1, self.epoch(key) + 1);
+        set_replicas(&mut next, desired, 1, epoch);
         if let Err(error) = self.replace(next).await {
             let stale = matches!(&error, ReconcileError::Object { source, .. } if is_conflict(source));
             if !stale {
@@ -239,7 +243,11 @@ impl Controller {
             }
             let name = valid.key.daemon();
             let mut next = self.sets.get(&name).await.map_err(Self::error("get", format!("StatefulSet {name}")))?;
-            set_replicas(&mut next, desired, 1, self.epoch(key) + 1);
+            // Another replica is further: this decision is of an older epoch.
+            if build::epoch(&next) > epoch {
+                return Err(error);
+            }
+            set_replicas(&mut next, desired, 1, epoch);
             self.replace(next).await?;
         }
         Ok(())

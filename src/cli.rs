@@ -18,8 +18,8 @@ pub mod profile;
 pub mod ps;
 pub mod report;
 pub mod server;
-pub mod up;
 pub mod token;
+pub mod up;
 
 use std::process::ExitCode;
 

@@ -9,7 +9,7 @@ pub use args::BuildArgs;
 use std::process::ExitCode;
 
 use super::exit::{self, Failure};
-use super::{Global, block_on, report};
+use super::{Global, block_on, host, report};
 use crate::client::{self, Narrator};
 
 /// Runs the command; the exit code is the builder's.
@@ -20,7 +20,12 @@ pub fn run(args: BuildArgs, global: &Global) -> ExitCode {
     }
 }
 
-async fn build(args: BuildArgs, global: &Global) -> Result<u8, Failure> {
+async fn build(mut args: BuildArgs, global: &Global) -> Result<u8, Failure> {
+    if args.access.buildd_url.clone().flatten().is_none()
+        && let Some((_, info)) = host::running(&args.access.state).await?
+    {
+        args.access.use_host(&info)?;
+    }
     if args.dry_run {
         report::print(&plan::rehearsal(&args, global).await?)?;
         return Ok(0);

@@ -17,7 +17,7 @@ use super::{Global, report};
 use crate::key::ProjectKey;
 use crate::local::args::StateArgs;
 use crate::local::client::{AskError, ask};
-use crate::local::control::Pruned;
+use crate::local::control::{Info, Pruned};
 use crate::local::layout::Layout;
 use crate::provisioner::project::{Page, Summary};
 
@@ -92,10 +92,31 @@ pub fn layout(state: &StateArgs) -> Result<Layout, Failure> {
     Layout::new(folder).map_err(|error| Failure::new(Code::Usage, error))
 }
 
+/// The farm that runs on this host, in the folder that is named, or in the usual one if one does.
+///
+/// # Errors
+/// None runs in the folder that is named, or it cannot be asked.
+pub async fn running(state: &StateArgs) -> Result<Option<(Layout, Info)>, Failure> {
+    let named = state.state_dir.is_some();
+    let layout = match layout(state) {
+        Ok(layout) => layout,
+        Err(failure) if named => return Err(failure),
+        // A folder that nobody named need not be one.
+        Err(_) => return Ok(None),
+    };
+    match ask(&layout.control(), Method::GET, "/info", PATIENCE).await {
+        Ok(info) => Ok(Some((layout, info))),
+        Err(error) if named => Err(refused(error)),
+        Err(_) => Ok(None),
+    }
+}
+
 /// A farm's refusal as an exit code.
 pub fn refused(error: AskError) -> Failure {
     let (code, hint) = match &error {
-        AskError::NotRunning(_) => (Code::Failed, Some("start one with `bko-install up`, or name its folder with --state-dir")),
+        AskError::NotRunning(_) => {
+            (Code::Failed, Some("start one with `bko-install up`, or name its folder with --state-dir"))
+        }
         AskError::Refused(StatusCode::CONFLICT, _) => (Code::Refused, None),
         _ => (Code::Failed, None),
     };
@@ -216,6 +237,8 @@ pub fn prune(args: &PruneArgs, global: &Global) -> Result<(), Failure> {
 
 fn unused(project: &Summary, span: Duration, now: Timestamp) -> bool {
     let busy = project.in_flight.count > 0 || project.active_builds.as_ref().is_some_and(|active| !active.is_empty());
-    let used = project.last_used.map_or(Duration::MAX, |last| Duration::try_from(now.duration_since(last)).unwrap_or_default());
+    let used = project
+        .last_used
+        .map_or(Duration::MAX, |last| Duration::try_from(now.duration_since(last)).unwrap_or_default());
     !busy && used >= span
 }

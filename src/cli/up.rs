@@ -11,9 +11,11 @@ use crate::local::up::{self, UpError};
 
 /// Run the farm on this host; needs no cluster.
 #[derive(Debug, Args)]
-#[command(after_long_help = "Every project gets a buildkitd of its own, as a process of this host, with a cache below \
+#[command(
+    after_long_help = "Every project gets a buildkitd of its own, as a process of this host, with a cache below \
     the state folder. Ctrl-C lets builds end first, the second one does not. Killed in any other way, the daemons and \
-    their builds go on, and the next `up` on the same folder takes them over.")]
+    their builds go on, and the next `up` on the same folder takes them over."
+)]
 pub struct UpCommand {
     /// How it logs.
     #[command(flatten)]
@@ -60,8 +62,10 @@ fn failure(error: UpError) -> Failure {
 fn greeting(info: &Info) -> String {
     let Info { api, certificates, buildkit, storage, .. } = info;
     let token = info.token.as_ref().map(|path| format!("\n  token          {}", path.display())).unwrap_or_default();
-    let bearer = info.token.as_ref().map(|path| format!(" \\\n    -H \"Authorization: Bearer $(cat {})\"", path.display()));
+    let bearer =
+        info.token.as_ref().map(|path| format!(" \\\n    -H \"Authorization: Bearer $(cat {})\"", path.display()));
     let bearer = bearer.unwrap_or_default();
+    let state = if info.usual { String::new() } else { format!(" --state-dir {}", info.state.display()) };
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let certs = certificates.display();
     format!(
@@ -69,13 +73,15 @@ fn greeting(info: &Info) -> String {
          routing API    {api}{token}\n  \
          certificates   {certs}\n  \
          daemons        {buildkit}, caches: {storage}\n\n\
-         Ask for the daemon of a repository:\n  \
-         curl -fsS {api}/route -d '{{\"repo\":\"github.com/acme/shop\",\"arch\":\"{arch}\"}}'{bearer}\n\n\
-         Then build there with any client, for example:\n  \
+         Build with it, in any checkout (docker buildx or buildctl does the work):\n  \
+         bko-install build{state} .\n\n\
+         Or with any client: ask for the daemon of a repository,\n  \
+         curl -fsS {api}/route -d '{{\"repo\":\"github.com/acme/shop\",\"arch\":\"{arch}\"}}'{bearer}\n\
+         and build there:\n  \
          docker buildx create --name shop --driver remote ENDPOINT \\\n    \
          --driver-opt cacert={certs}/ca.pem,cert={certs}/cert.pem,key={certs}/key.pem\n  \
          docker buildx build --builder shop .\n\n\
-         `bko-install ps` shows what runs where. Ctrl-C ends the farm when its builds have ended."
+         `bko-install ps{state}` shows what runs where. Ctrl-C ends the farm when its builds have ended."
     )
 }
 
@@ -87,6 +93,8 @@ mod tests {
     fn the_greeting_says_what_to_type_next() {
         let info = Info {
             pid: 1,
+            state: "/var/lib/bko".into(),
+            usual: true,
             api: "http://127.0.0.1:8080".into(),
             token: Some("/var/lib/bko/token".into()),
             certificates: "/var/lib/bko/certs/client".into(),

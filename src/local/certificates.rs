@@ -204,7 +204,9 @@ mod tests {
         let live = LiveCertificate::read_leaf(&read(&layout.daemon(key.as_str()).join("certs")).unwrap()).unwrap();
         assert!(live.covers("buildkitd-p41bd34a2227aca39.builds.example.org"));
         assert!(named.api().unwrap().is_some() && again.api().unwrap().is_none());
-        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(layout.certificate("client").join("key.pem")).unwrap().permissions());
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &fs::metadata(layout.certificate("client").join("key.pem")).unwrap().permissions(),
+        );
         assert_eq!(mode & 0o777, 0o600);
     }
 }

@@ -85,7 +85,8 @@ impl Common {
         let text = |path: &Path| Value::String(path.display().to_string());
         let certificates = self.layout.daemon(key).join("certs");
         let tls = [("ca", "ca.pem"), ("cert", "cert.pem"), ("key", "key.pem")];
-        let tls: Table = tls.into_iter().map(|(name, file)| (name.to_owned(), text(&certificates.join(file)))).collect();
+        let tls: Table =
+            tls.into_iter().map(|(name, file)| (name.to_owned(), text(&certificates.join(file)))).collect();
         let socket = format!("unix://{}", self.layout.socket(key).display());
         let addresses = [socket, format!("tcp://{address}:{}", self.port)].map(Value::String).to_vec();
         let grpc = table.entry("grpc").or_insert_with(|| Value::Table(Table::new()));
@@ -185,7 +186,10 @@ mod tests {
         minFreeSpace = "6442450944"
         reservedSpace = "25769803776"
         "#);
-        assert_eq!(daemon.invocation.words, ["/usr/bin/buildkitd", "--config", "/var/lib/bko/daemons/p1/buildkitd.toml"]);
+        assert_eq!(
+            daemon.invocation.words,
+            ["/usr/bin/buildkitd", "--config", "/var/lib/bko/daemons/p1/buildkitd.toml"]
+        );
     }
 
     #[test]

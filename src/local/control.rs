@@ -33,6 +33,10 @@ use crate::provisioner::project::Selection;
 pub struct Info {
     /// Its process.
     pub pid: u32,
+    /// Its state folder.
+    pub state: PathBuf,
+    /// Whether that is the usual one of its user.
+    pub usual: bool,
     /// Address of the routing API.
     pub api: String,
     /// Where its token is; none when anybody may call.

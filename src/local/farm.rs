@@ -12,8 +12,8 @@ use tokio::time::{Instant, timeout_at};
 use super::core::Core;
 use super::index::Live;
 use super::writer::{Change, WriteError};
-use crate::families::build_farm::api::{BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
 use crate::companion::observation::Link;
+use crate::families::build_farm::api::{BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
 use crate::families::build_farm::figures::Told;
 use crate::families::build_farm::health::DaemonState;
 use crate::families::build_farm::ledger::{Operation, Outcome};
@@ -98,7 +98,11 @@ impl Farm {
             cache_volume_gi: settings.cache_volume_gi,
             tier: Tier::Warm,
             idle_timeout_sec: i32::try_from(idle.as_secs()).unwrap_or(i32::MAX),
-            snapshot_every_sec: if key.is_fork() { 0 } else { i32::try_from(self.terms.snapshot_every).unwrap_or(i32::MAX) },
+            snapshot_every_sec: if key.is_fork() {
+                0
+            } else {
+                i32::try_from(self.terms.snapshot_every).unwrap_or(i32::MAX)
+            },
             restore_from_snapshot: None,
             fanout: 0,
             s3_cache_policy: S3CachePolicy::default(),
@@ -183,14 +187,18 @@ impl Provisioner for Farm {
             let spec = &record.project.spec;
             selection.takes(&spec.key, &spec.repo, project::phase(&record.project))
         });
-        selection.page(taken, |record| &record.project.spec.key, |record| {
-            let live = self.core.index.live(&record.project.spec.key);
-            let told = live.as_ref().and_then(told);
-            let ready = live.is_some_and(|live| live.state == DaemonState::Ready);
-            let endpoint = self.core.endpoint_of(record);
-            let known = Known { project: &record.project, ready, told: told.as_ref() };
-            project::summary(known, endpoint, &self.core.settings, now)
-        })
+        selection.page(
+            taken,
+            |record| &record.project.spec.key,
+            |record| {
+                let live = self.core.index.live(&record.project.spec.key);
+                let told = live.as_ref().and_then(told);
+                let ready = live.is_some_and(|live| live.state == DaemonState::Ready);
+                let endpoint = self.core.endpoint_of(record);
+                let known = Known { project: &record.project, ready, told: told.as_ref() };
+                project::summary(known, endpoint, &self.core.settings, now)
+            },
+        )
     }
 
     fn project(&self, key: &ProjectKey) -> Option<Detail> {
@@ -210,6 +218,7 @@ fn told(live: &Live) -> Option<Told> {
         active: (seen.link == Link::Answering).then_some(seen.active),
         finished: seen.finished,
         cache: live.cache,
+        cache_reset: None,
         buildkit: BuildKit { version: seen.identity.version, snapshotter: seen.identity.snapshotter },
     })
 }

@@ -235,7 +235,9 @@ impl Keeper {
         };
         let (at, outdated) = looked.unwrap_or_else(|| (instant(), look()));
         self.outdated = Some((at, outdated));
-        let live = lifecycle::live_entries(&record.project.status_or_default(), self.core.settings.max_build, now).next().is_some();
+        let live = lifecycle::live_entries(&record.project.status_or_default(), self.core.settings.max_build, now)
+            .next()
+            .is_some();
         let held = (outdated && live).then(|| self.held_since.unwrap_or(now));
         self.held_since = held;
         Seen { outdated, held_since: held, failed_since: None }
@@ -286,7 +288,9 @@ impl Keeper {
         let known = self.core.index.live(self.key.as_str());
         let same = match (&known, &live) {
             (None, None) => true,
-            (Some(known), Some(live)) => known.state == live.state && known.observation.is_some() == live.observation.is_some(),
+            (Some(known), Some(live)) => {
+                known.state == live.state && known.observation.is_some() == live.observation.is_some()
+            }
             _ => false,
         };
         if !same {

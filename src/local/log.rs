@@ -79,7 +79,9 @@ mod tests {
         assert_eq!(word(logged).as_deref(), Some("time=1 level=error msg=\"no disk\""));
         let helper = "[rootlesskit:child ] error: exit status 1\n[rootlesskit:parent] error: child exited\n";
         assert_eq!(word(helper).as_deref(), Some("[rootlesskit:parent] error: child exited"));
-        let trace = format!("{logged}buildkitd: listen tcp 127.1.2.3:1235: bind: address already in use\nmain.main\n\tmain.go:1\n{helper}");
+        let trace = format!(
+            "{logged}buildkitd: listen tcp 127.1.2.3:1235: bind: address already in use\nmain.main\n\tmain.go:1\n{helper}"
+        );
         assert_eq!(word(&trace).as_deref(), Some("buildkitd: listen tcp 127.1.2.3:1235: bind: address already in use"));
     }
 

@@ -191,7 +191,8 @@ mod tests {
         let (folder, log) = log();
         let pids = folder.path().join("pids");
         // The grandchild is in a session of its own, as containers are.
-        let script = format!("trap '' TERM; setsid sleep 60 & echo $! > {0}.tmp; mv {0}.tmp {0}; wait; wait", pids.display());
+        let script =
+            format!("trap '' TERM; setsid sleep 60 & echo $! > {0}.tmp; mv {0}.tmp {0}; wait; wait", pids.display());
         let mut process = Process::start(&shell(&script), &log).unwrap();
         let grandchild = loop {
             match std::fs::read_to_string(&pids) {

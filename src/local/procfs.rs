@@ -69,14 +69,18 @@ pub fn descendants(of: u32, all: &[Seen]) -> Vec<ProcessId> {
 mod tests {
     use super::*;
 
-    const LINE: &str = "42 (a) b) S 7 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1000 100 18446744073709551615 0";
+    const LINE: &str =
+        "42 (a) b) S 7 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1000 100 18446744073709551615 0";
 
     #[test]
     fn a_line_is_read_whatever_the_name_holds() {
         let seen = stat(LINE, b"buildkitd\0--config\0/x/daemons/p1/buildkitd.toml\0").unwrap();
         assert_eq!((seen.id.pid, seen.id.started, seen.parent, seen.group, seen.ended), (42, 12345, 7, 42, false));
         assert_eq!(seen.configuration(), Some("/x/daemons/p1/buildkitd.toml"));
-        assert_eq!(stat(&LINE.replace(") S", ") Z"), b"").map(|seen| (seen.ended, seen.arguments)), Some((true, vec![])));
+        assert_eq!(
+            stat(&LINE.replace(") S", ") Z"), b"").map(|seen| (seen.ended, seen.arguments)),
+            Some((true, vec![]))
+        );
         for cut in ["", "42", "42 (a", "42 (a) S 7", "x (a) S 7 42"] {
             assert_eq!(stat(cut, b""), None, "{cut:?}");
         }

@@ -98,7 +98,8 @@ fn may_map(folders: &[PathBuf], user: &User) -> Result<(), ProgramsError> {
         #[expect(clippy::disallowed_methods, reason = "shell: reads what the host allows")]
         let text = std::fs::read_to_string(file).unwrap_or_default();
         if !has_range(&text, user) {
-            let line = format!("a line \"{who}:100000:65536\" in {file} (or: usermod --add-subuids 100000-165535 {who})");
+            let line =
+                format!("a line \"{who}:100000:65536\" in {file} (or: usermod --add-subuids 100000-165535 {who})");
             return Err(ProgramsError::Rootless(line));
         }
     }

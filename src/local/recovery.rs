@@ -65,7 +65,10 @@ mod tests {
             seen(21, 1, "p2", 101),
             // Of a project that nobody knows, of another farm, and one that has ended.
             seen(30, 1, "p3", 100),
-            Seen { arguments: vec!["buildkitd".into(), "--config".into(), "/t/daemons/p1/buildkitd.toml".into()], ..seen(40, 1, "p1", 100) },
+            Seen {
+                arguments: vec!["buildkitd".into(), "--config".into(), "/t/daemons/p1/buildkitd.toml".into()],
+                ..seen(40, 1, "p1", 100)
+            },
             Seen { ended: true, ..seen(50, 1, "p4", 100) },
         ];
         let recorded = [("p1", None), ("p2", Some(id(21, 101))), ("p4", Some(id(50, 100)))];

@@ -170,7 +170,8 @@ impl Storage {
         if !path.exists() {
             return Ok(());
         }
-        if is_subvolume(path) && self.run("btrfs", &["subvolume".as_ref(), "delete".as_ref(), path.as_ref()]).await.is_ok()
+        if is_subvolume(path)
+            && self.run("btrfs", &["subvolume".as_ref(), "delete".as_ref(), path.as_ref()]).await.is_ok()
         {
             return Ok(());
         }

@@ -127,9 +127,9 @@ impl UpError {
         match self {
             Self::Programs(error) => Some(error.hint()),
             Self::Store(error) => error.hint(),
-            Self::Lock(LockError::Held { .. }) => {
-                Some("use that one, or give this one a folder of its own with --state-dir, and its own ports".to_owned())
-            }
+            Self::Lock(LockError::Held { .. }) => Some(
+                "use that one, or give this one a folder of its own with --state-dir, and its own ports".to_owned(),
+            ),
             Self::Listen { flag, source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
                 Some(format!("another program has that port: choose another with {flag}"))
             }
@@ -189,6 +189,8 @@ pub async fn run(args: UpArgs, greet: impl FnOnce(&Info)) -> Result<(), UpError>
     let found = recover(&core).await?;
     let info = Info {
         pid: std::process::id(),
+        state: layout.root().to_owned(),
+        usual: args.state.state_dir.is_none(),
         api: api_address(&prepared.api),
         token: prepared.token.clone(),
         certificates: layout.certificate("client"),
@@ -219,8 +221,11 @@ fn prepare(args: &UpArgs, uid: u32) -> Result<Prepared, UpError> {
     };
     let gateway = match args.listen {
         GatewayListen::Address(address) => listen(address, "--listen")?,
-        GatewayListen::Loopback(port) => loopback(port)
-            .map_err(|source| UpError::Listen { address: args.listen.to_string(), flag: "--listen", source })?,
+        GatewayListen::Loopback(port) => loopback(port).map_err(|source| UpError::Listen {
+            address: args.listen.to_string(),
+            flag: "--listen",
+            source,
+        })?,
     };
     let port = gateway.local_addr().map_err(|error| UpError::System("tell an address", error))?.port();
     if port == args.daemons.daemon_port {
@@ -338,7 +343,8 @@ async fn serve(
 ) -> Result<(), UpError> {
     let Prepared { layout, lock, gateway, api, admin, route, .. } = prepared;
     let mut signals = Signals::new().map_err(|error| UpError::System("handle signals", error))?;
-    let control = control::bind(&layout.control()).map_err(|error| UpError::System("make the control socket", error))?;
+    let control =
+        control::bind(&layout.control()).map_err(|error| UpError::System("make the control socket", error))?;
     let (closing, tasks, readiness) = (CancellationToken::new(), TaskTracker::new(), Readiness::default());
     let mut registry = Registry::default();
     core.counters.register(&mut registry);
@@ -448,10 +454,13 @@ fn ask(core: Arc<Core>) -> Ask {
 }
 
 fn api_address(listener: &TcpListener) -> String {
-    let address = listener.local_addr().map_or_else(|_| String::new(), |address| {
-        let ip = if address.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address.ip() };
-        SocketAddr::new(ip, address.port()).to_string()
-    });
+    let address = listener.local_addr().map_or_else(
+        |_| String::new(),
+        |address| {
+            let ip = if address.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { address.ip() };
+            SocketAddr::new(ip, address.port()).to_string()
+        },
+    );
     format!("http://{address}")
 }
 

@@ -19,10 +19,9 @@ pub(super) fn answers(observation: Option<&Observation>, streams: Summary, now: 
 fn daemon(seen: &Observation, now: Moment) -> Daemon {
     let heard = now.saturating_sub(seen.heard);
     match seen.link {
-        Link::Answering if heard <= HEARSAY => Daemon::Told {
-            active: seen.active.len(),
-            idle: seen.last_activity.map(|last| now.saturating_sub(last)),
-        },
+        Link::Answering if heard <= HEARSAY => {
+            Daemon::Told { active: seen.active.len(), idle: seen.last_activity.map(|last| now.saturating_sub(last)) }
+        }
         Link::Gone(_) => Daemon::Absent,
         link => Daemon::Silent(format!("the daemon is {}, last heard {} s ago", link.as_str(), heard.as_secs())),
     }
@@ -35,7 +34,8 @@ mod tests {
     #[test]
     fn what_a_daemon_does_not_say_counts_as_silence() {
         let at = Duration::from_secs;
-        let seen = |link, heard| Observation { link, heard: at(heard), last_activity: Some(at(1)), ..Default::default() };
+        let seen =
+            |link, heard| Observation { link, heard: at(heard), last_activity: Some(at(1)), ..Default::default() };
         for (observation, now, expected) in [
             (None, 9, Daemon::Absent),
             (Some(seen(Link::Answering, 8)), 9, Daemon::Told { active: 0, idle: Some(at(8)) }),

@@ -32,6 +32,13 @@ async fn main_job(machine: &Machine, who: Who) -> anyhow::Result<()> {
         Ok(project.builds.len() == 2 && project.builds[0].steps.is_some_and(|steps| steps.cached > 0))
     })
     .await?;
+    // The client finds the farm, and the builder, by itself.
+    let listed = farm.run("ps", &["--all"])?;
+    ensure!(String::from_utf8_lossy(&listed.stdout).contains(REPO), "{listed:?}");
+    let context = "/tmp/hostpath_pv/contexts/main".to_owned();
+    let one = farm.run("build", &["--repo", REPO, "--builder", "buildctl", "--progress", "plain", &context])?;
+    let text = printed(one)?;
+    ensure!(cached(&text), "{text}");
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(farm.state.join("certs/client/key.pem"))?);
     ensure!((owner == 0) == (who == Who::Root), "files of {owner}");
     farm.stop().await?;

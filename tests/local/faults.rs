@@ -96,7 +96,8 @@ pub(crate) async fn a_full_disk_refuses_routes_and_loses_nothing(machine: Arc<Ma
     let held = farm.route(REPO)?;
     let filler = state.join("filler");
     let _ = Command::new("dd").args(["if=/dev/zero", "bs=1M", &format!("of={}", filler.display())]).output()?;
-    let refused = (0..2000).map(|_| route(&farm)).find(|answer| answer.as_ref().is_ok_and(|(status, _)| *status != 200));
+    let refused =
+        (0..2000).map(|_| route(&farm)).find(|answer| answer.as_ref().is_ok_and(|(status, _)| *status != 200));
     let (status, said) = refused.context("no route was refused on a full disk")??;
     ensure!(status == 503 && said.contains("No space left on device"), "{status} {said}");
     std::fs::remove_file(&filler)?;

@@ -38,7 +38,7 @@ pub(crate) fn furnish(tools: &Tools) -> anyhow::Result<()> {
     append("/etc/subuid", "builder:200000:65536\n")?;
     append("/etc/subgid", "builder:200000:65536\n")?;
     std::fs::create_dir_all(PROGRAMS)?;
-    for name in ["buildkitd", "rootlesskit"] {
+    for name in ["buildkitd", "buildctl", "rootlesskit"] {
         std::fs::copy(tools.file(name), Path::new(PROGRAMS).join(name))?;
     }
     std::fs::copy(executable()?, Path::new(PROGRAMS).join("bko-install"))?;

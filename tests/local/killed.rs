@@ -47,7 +47,14 @@ pub(crate) async fn whoever_is_killed_nothing_is_lost(machine: Arc<Machine>) -> 
         let stop = AtomicBool::new(false);
         let shared = &farm;
         let more: Vec<Routed> = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..3).map(|worker| scope.spawn({ let stop = &stop; move || load(shared, worker, round, stop) })).collect();
+            let workers: Vec<_> = (0..3)
+                .map(|worker| {
+                    scope.spawn({
+                        let stop = &stop;
+                        move || load(shared, worker, round, stop)
+                    })
+                })
+                .collect();
             std::thread::sleep(Duration::from_millis(150) + dither(round));
             shared.signal(Signal::KILL).unwrap();
             stop.store(true, Ordering::Relaxed);

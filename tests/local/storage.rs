@@ -46,7 +46,8 @@ pub(crate) async fn every_file_system_keeps_and_copies_caches(machine: Arc<Machi
         let mut farm = Farm::at(&machine.tools, Who::Root, &flags, folder.join("s"))?;
         farm.start().await?;
         let told = format!("caches: {kind}");
-        farm.until("it says how caches are kept", Duration::from_secs(5), |farm| Ok(farm.said().contains(&told))).await?;
+        farm.until("it says how caches are kept", Duration::from_secs(5), |farm| Ok(farm.said().contains(&told)))
+            .await?;
         let key = {
             let routed = farm.route(REPO)?;
             farm.build(&routed.endpoint, "stored").await?;
@@ -55,11 +56,13 @@ pub(crate) async fn every_file_system_keeps_and_copies_caches(machine: Arc<Machi
         };
         let snapshots = farm.state.join("snapshots").join(&key);
         for round in 1..=3 {
-            farm.until("the daemon goes to zero", Duration::from_secs(30), |farm| Ok(farm.daemons().is_empty())).await?;
+            farm.until("the daemon goes to zero", Duration::from_secs(30), |farm| Ok(farm.daemons().is_empty()))
+                .await?;
             let count = move |folder: &Path| std::fs::read_dir(folder).map_or(0, |entries| entries.flatten().count());
             let wanted = round.min(2);
             let snapshots = snapshots.clone();
-            farm.until("a snapshot is there", Duration::from_secs(30), move |_| Ok(count(&snapshots) == wanted)).await?;
+            farm.until("a snapshot is there", Duration::from_secs(30), move |_| Ok(count(&snapshots) == wanted))
+                .await?;
             let routed = farm.route(REPO)?;
             ensure!(cached(&farm.build(&routed.endpoint, "stored").await?), "{name}");
             farm.complete(&routed)?;

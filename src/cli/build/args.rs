@@ -1,15 +1,19 @@
 //! Options of `bko-install build`.
+#![expect(clippy::disallowed_methods, reason = "shell: reads the token of a farm on this host")]
 
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::Args;
 
 use crate::cli::key::yes_or_no;
 use crate::client::BaseUrl;
 use crate::client::builder::Wanted;
+use crate::local::args::StateArgs;
+use crate::local::control::Info;
 
 /// A variable that is set to nothing counts as not set; clap reads the types by
 /// their names, and would read `Option<Option<T>>` as an option without a value.
@@ -147,7 +151,7 @@ pub(super) struct RouteArgs {
     pub(super) route_wait: Duration,
 }
 
-/// How to get there: `bko-install credentials` prints all of it.
+/// How to get there: `bko-install credentials` prints all of it; a farm on this host is found without.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub(super) struct AccessArgs {
@@ -193,9 +197,28 @@ pub(super) struct AccessArgs {
     /// Port of the gateway, instead of the answer's
     #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_PORT", value_name = "PORT", value_parser = port)]
     pub(super) gateway_port: Option<Maybe<u16>>,
+    /// A farm on this host, used when no address of a routing API is given.
+    #[command(flatten)]
+    pub(super) state: StateArgs,
     /// Address of the gateway, when DNS does not know its names
     #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_IP", value_name = "ADDRESS", value_parser = address)]
     pub(super) gateway_ip: Option<Maybe<IpAddr>>,
+}
+
+impl AccessArgs {
+    /// Everything that leads to a farm on this host, unless it was given.
+    pub(super) fn use_host(&mut self, info: &Info) -> anyhow::Result<()> {
+        self.buildd_url = Some(Some(info.api.parse()?));
+        let given = self.client_certs.is_some() || self.ca.is_some() || self.cert.is_some();
+        if !given {
+            self.client_certs = Some(info.certificates.clone());
+        }
+        if let (None, Some(path)) = (&self.token, &info.token) {
+            let token = std::fs::read_to_string(path).with_context(|| format!("cannot read \"{}\"", path.display()))?;
+            self.token = Some(token.trim().to_owned());
+        }
+        Ok(())
+    }
 }
 
 pub(super) const AUDIENCE: &str = "buildkit-operator";

@@ -11,11 +11,12 @@ use kube::{Api, ResourceExt};
 use super::super::exit::{Code, Failure};
 use super::PsArgs;
 use super::remote::Remote;
-use crate::cli::Global;
+use crate::cli::{Global, host};
 use crate::cluster::client::connect_as;
 use crate::families::build_farm::api::{self, BuildProject};
 use crate::families::build_farm::project::{Known, summary};
 use crate::families::build_farm::settings::Settings;
+use crate::local::layout::Layout;
 use crate::names::INSTALLER_MANAGER;
 use crate::provisioner::project::{Page, Summary};
 
@@ -24,6 +25,8 @@ const CHUNK: u32 = 500;
 
 pub(super) enum Source {
     Remote(Box<Remote>),
+    /// A farm on this host.
+    Host(Layout),
     Cluster(Box<Cluster>),
 }
 
@@ -37,6 +40,10 @@ impl Source {
         if let Some(url) = args.buildd_url.as_deref().map(str::trim).filter(|url| !url.is_empty()) {
             return remote(args, url).map(|remote| Self::Remote(Box::new(remote)));
         }
+        let elsewhere = args.state.state_dir.is_none() && (global.kubeconfig.is_some() || global.context.is_some());
+        if !elsewhere && let Some((layout, _)) = host::running(&args.state).await? {
+            return Ok(Self::Host(layout));
+        }
         let client = connect_as(INSTALLER_MANAGER, global).await?;
         let settings = Settings { namespace: args.namespace.clone(), ..Settings::default() };
         let api = Api::namespaced(client, &args.namespace);
@@ -47,6 +54,7 @@ impl Source {
     pub(super) async fn projects(&self) -> Result<Vec<Summary>, Failure> {
         match self {
             Self::Remote(remote) => pages(remote).await,
+            Self::Host(layout) => host::projects(layout).await.map_err(host::refused),
             Self::Cluster(cluster) => objects(&cluster.api, &cluster.settings).await,
         }
     }

@@ -111,7 +111,16 @@ impl Keeper {
     /// Undoes the closing of the gate. The daemon is as it was.
     pub(super) async fn reopen(&mut self, record: &Record) -> Result<(), WriteError> {
         self.publish(record, Some(self.live()), Announced::Ready);
-        self.core.writer.submit(self.key.as_str(), Change::Apply(Operation::OpenGate)).await.map(drop)
+        self.open_gate().await
+    }
+
+    /// Lets routes be answered again.
+    pub(super) async fn open_gate(&self) -> Result<(), WriteError> {
+        // Nobody but this keeper closes it.
+        let record = self.core.index.get(self.key.as_str()).ok_or(WriteError::Gone)?;
+        let epoch = record.project.status_or_default().gate.epoch;
+        let open = Change::Apply(Operation::OpenGate { epoch });
+        self.core.writer.submit(self.key.as_str(), open).await.map(drop)
     }
 
     fn deferred(&mut self, why: &Busy, again: Duration) -> Next {

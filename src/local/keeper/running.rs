@@ -53,7 +53,18 @@ impl Running {
             counters: core.counters.clone(),
         };
         let observer = tokio::spawn(observer.run());
-        Self { process, daemon, observation, fingerprint, since: instant(), cache: None, kept_up: None, noted: None, observer, _cache: cache }
+        Self {
+            process,
+            daemon,
+            observation,
+            fingerprint,
+            since: instant(),
+            cache: None,
+            kept_up: None,
+            noted: None,
+            observer,
+            _cache: cache,
+        }
     }
 
     /// Builds that have ended, if there is one that was not noted yet.

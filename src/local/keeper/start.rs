@@ -12,10 +12,9 @@ use super::running::Running;
 use super::{Keeper, Next};
 use crate::companion::daemon::Daemon;
 use crate::families::build_farm::health::{DaemonState, Fault};
-use crate::families::build_farm::ledger::Operation;
+use crate::local::certificates::replace;
 use crate::local::core::{Announced, instant};
 use crate::local::log;
-use crate::local::certificates::replace;
 use crate::local::process::{Exit, Process};
 use crate::local::record::Record;
 use crate::local::writer::{Change, WriteError};
@@ -38,7 +37,7 @@ impl Keeper {
             return Ok(Next::Wait(Some(left)));
         }
         if record.project.status_or_default().gate.closed {
-            self.core.writer.submit(self.key.as_str(), Change::Apply(Operation::OpenGate)).await?;
+            self.open_gate().await?;
         }
         let began = instant();
         self.state = DaemonState::Starting("waiting for the daemon to be ready".to_owned());
@@ -175,7 +174,11 @@ impl Keeper {
         drop(running);
         let log = self.core.common.layout.log(self.key.as_str());
         let word = log::last_word(&log, 0).ok().flatten().unwrap_or_default();
-        tracing::warn!(project.key = self.key.as_str(), log = word, "a daemon {exit} and is started again if it is wanted");
+        tracing::warn!(
+            project.key = self.key.as_str(),
+            log = word,
+            "a daemon {exit} and is started again if it is wanted"
+        );
         let _ = self.core.writer.submit(self.key.as_str(), Change::Process(None)).await;
         let Some(record) = self.core.index.get(self.key.as_str()) else { return };
         self.state = DaemonState::Starting("waiting for the daemon to be started again".to_owned());

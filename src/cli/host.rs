@@ -157,7 +157,10 @@ pub fn logs(args: &LogsArgs) -> Result<(), Failure> {
     }
     let mut file = open(&newer).map_err(|failure| failure.hint("`bko-install ps --all` lists the projects"))?;
     io::copy(&mut file, &mut out)?;
-    while args.follow {
+    if !args.follow {
+        return Ok(out.flush()?);
+    }
+    loop {
         out.flush()?;
         std::thread::sleep(LOOK);
         // The file is emptied when it has grown large.
@@ -168,7 +171,6 @@ pub fn logs(args: &LogsArgs) -> Result<(), Failure> {
         file.read_to_end(&mut more)?;
         out.write_all(&more)?;
     }
-    Ok(out.flush()?)
 }
 
 fn open(path: &Path) -> Result<File, Failure> {

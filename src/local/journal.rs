@@ -117,6 +117,7 @@ fn first(bytes: &[u8]) -> Option<(Entry, usize)> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests read and write files")]
 mod tests {
     use super::super::store::tests::record;
     use super::*;

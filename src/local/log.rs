@@ -62,6 +62,7 @@ pub fn last_word(path: &Path, from: u64) -> io::Result<Option<String>> {
 const LINE: usize = 500;
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests read and write files")]
 mod tests {
     use super::*;
 

@@ -153,6 +153,7 @@ fn open_log(path: &Path) -> io::Result<File> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests read and write files")]
 mod tests {
     use super::*;
 

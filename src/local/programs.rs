@@ -125,6 +125,7 @@ fn is_executable(file: &Path) -> bool {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests read and write files")]
 mod tests {
     use super::*;
 

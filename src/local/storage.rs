@@ -259,7 +259,7 @@ fn names(folder: &Path) -> Vec<String> {
 /// The root of a btrfs subvolume has inode number 256.
 fn is_subvolume(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
-    let on_btrfs = statfs(path).is_ok_and(|fs| fs.f_type as i64 == BTRFS);
+    let on_btrfs = statfs(path).is_ok_and(|fs| fs.f_type == BTRFS);
     on_btrfs && fs::metadata(path).is_ok_and(|metadata| metadata.ino() == 256)
 }
 

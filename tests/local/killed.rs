@@ -29,7 +29,7 @@ fn load(farm: &Farm, worker: usize, round: usize, stop: &AtomicBool) -> Vec<Rout
         if let Ok(routed) = farm.route(&repo) {
             // Whether a release that was not answered took effect is open: only what
             // was never released must be there.
-            if (n + round) % 3 == 0 { held.push(routed) } else { drop(farm.complete(&routed)) }
+            if (n + round).is_multiple_of(3) { held.push(routed) } else { drop(farm.complete(&routed)) }
         }
         n += 1;
     }

@@ -1,0 +1,66 @@
+#!/bin/bash
+# The main job on this host, told to a person: `make demo`.
+#   host.sh EXECUTABLE
+# Runs a farm in a folder of its own, on ports of its own, and leaves nothing behind.
+set -euo pipefail
+executable=$(realpath "$1")
+repository=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+state=$work/state repo=github.com/acme/hello
+
+fail() { echo "error: $1" >&2; sed 's/^/  /' "$work/up.log" >&2; exit 1; }
+finish() {
+    # Twice: nobody waits for what is left of a demo.
+    if [ -n "${farm:-}" ] && kill -INT "$farm" 2>/dev/null; then
+        sleep 0.5
+        kill -INT "$farm" 2>/dev/null || true
+        wait "$farm" || true
+    fi
+    rm -rf "$work" 2>/dev/null || true # the rest of an ordinary user's cache is its subordinate users'
+}
+trap finish EXIT
+
+now() { date +%s%N; }
+since() { awk -v from="$1" -v to="$(now)" 'BEGIN { printf "%.2f", (to - from) / 1e9 }'; }
+
+# Stands for busybox of a registry, so that nothing is fetched.
+mkdir -p "$work/base/bin" "$work/base/tmp"
+cp "$(command -v busybox)" "$work/base/bin/busybox"
+for program in sh cat id uname mkdir tee; do ln -s busybox "$work/base/bin/$program"; done
+
+build() {
+    "$executable" build --state-dir "$state" --repo $repo --progress plain "$repository/examples/hello" -- \
+        --build-context "docker.io/library/busybox:1.37=$work/base" >"$work/build.log" 2>&1 ||
+        { cat "$work/build.log" >&2; fail "the build failed"; }
+}
+cached() { grep -q '^#[0-9]* CACHED' "$work/build.log" || { cat "$work/build.log" >&2; fail "the build is not cached"; }; }
+
+echo "A farm runs on this host: bko-install up"
+began=$(now)
+"$executable" up --state-dir "$state" --listen lo:21234 --daemon-port 21235 --api-listen 127.0.0.1:21280 \
+    --metrics-addr 127.0.0.1:21281 >"$work/up.log" 2>&1 &
+farm=$!
+until grep -q '^The farm is up' "$work/up.log"; do
+    kill -0 "$farm" 2>/dev/null || fail "the farm did not come up"
+    sleep 0.02
+done
+up=$(since "$began")
+
+echo "Building examples/hello there: bko-install build, with docker buildx or buildctl …"
+began=$(now); build; cold=$(since "$began")
+began=$(now); build; cached; warm=$(since "$began")
+"$executable" ps --state-dir "$state"
+
+echo "Sending its daemon to zero, as if it had been idle; its cache stays …"
+key=$("$executable" key --repo $repo --output json | sed -n 's/.*"key":"\([^"]*\)".*/\1/p')
+"$executable" --quiet stop --state-dir "$state" "$key"
+while pgrep -f "$state/daemons/$key/" >/dev/null; do sleep 0.05; done
+began=$(now); build; cached; woken=$(since "$began")
+
+printf '\n%-52s%8s\n' "what happened" seconds
+printf '%-52s%8s\n' "up: from nothing to a farm that serves" "$up" \
+    "cold build: daemon started, built" "$cold" \
+    "warm build: the same again, cached" "$warm" \
+    "build from zero: daemon woken, still cached" "$woken"
+echo
+echo "Next: $1 up, and in another terminal, in a checkout of yours: $1 build ."

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
@@ -118,25 +118,24 @@ impl Process {
     /// Ends it at once, with all that it has started.
     pub async fn kill(&mut self) -> Exit {
         let family = procfs::descendants(self.id.pid, &procfs::all());
+        // Handles first: they are of the processes that are meant, whatever comes.
+        let family: Vec<_> = family.into_iter().filter_map(Self::adopt).collect();
         if let Some(group) = pid(self.id.pid) {
             let _ = kill_process_group(group, Signal::KILL);
         }
         let _ = pidfd_send_signal(self.handle.get_ref(), Signal::KILL);
         let exit = self.ended().await;
-        for id in family {
-            kill(id);
+        for mut member in family {
+            let _ = pidfd_send_signal(member.handle.get_ref(), Signal::KILL);
+            // Whoever uses the cache next must find it alone.
+            let _ = timeout(FAMILY, member.ended()).await;
         }
         exit
     }
 }
 
-/// Kills a process, if it is still the one that was meant.
-fn kill(id: ProcessId) {
-    let same = procfs::one(id.pid).is_some_and(|seen| seen.id == id);
-    if let Some(pid) = pid(id.pid).filter(|_| same) {
-        let _ = kill_process(pid, Signal::KILL);
-    }
-}
+/// How long the end of a process that was killed is waited for: one that waits for a disk may take its time.
+const FAMILY: Duration = Duration::from_secs(5);
 
 fn pid(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).ok()?)

@@ -148,7 +148,11 @@ impl Store {
 }
 
 fn open(path: &Path) -> Result<Database, StoreError> {
-    Database::create(path).map_err(|error| match error {
+    // What it takes for impossible in a file of its own it panics about.
+    let opened = std::panic::catch_unwind(|| Database::create(path));
+    let opened = opened
+        .map_err(|_| StoreError::Corrupt { path: path.to_owned(), why: "redb gave up on it".to_owned() })?;
+    opened.map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.to_owned()),
         error => fault(path, error),
     })
@@ -157,7 +161,7 @@ fn open(path: &Path) -> Result<Database, StoreError> {
 fn read(base: &Database, path: &Path) -> Result<(HashMap<String, Arc<Record>>, u64), StoreError> {
     let mut records = HashMap::new();
     let mut unreadable = HashSet::new();
-    let mut read = || -> Result<u64, redb::Error> {
+    let read = || -> Result<u64, redb::Error> {
         let transaction = base.begin_read()?;
         let table = match transaction.open_table(PROJECTS) {
             Err(redb::TableError::TableDoesNotExist(_)) => return Ok(0),
@@ -172,7 +176,9 @@ fn read(base: &Database, path: &Path) -> Result<(HashMap<String, Arc<Record>>, u
         }
         Ok(transaction.open_table(META)?.get(VERSION)?.map_or(0, |version| version.value()))
     };
-    let version = read().map_err(|error| fault(path, error))?;
+    let read = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+    let read = read.map_err(|_| StoreError::Corrupt { path: path.to_owned(), why: "redb gave up on it".to_owned() })?;
+    let version = read.map_err(|error| fault(path, error))?;
     match unreadable.into_iter().next() {
         Some(why) => Err(StoreError::Corrupt { path: path.to_owned(), why }),
         None => Ok((records, version)),

@@ -186,6 +186,11 @@ impl Auth {
         tokio::join!(issuers, tokens);
     }
 
+    /// Whether callers may be bound to a repository by their token.
+    pub(super) fn has_providers(&self) -> bool {
+        self.issuers.is_some()
+    }
+
     /// Whether anybody may call.
     pub(super) fn is_open(&self) -> bool {
         self.open

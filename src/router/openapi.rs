@@ -50,9 +50,10 @@ pub(super) async fn health(request: Request) -> Response {
 /// The document of an API that runs with this configuration.
 pub(super) fn document(config: &Config) -> String {
     let open = config.auth.is_open();
+    let identities = config.auth.has_providers();
     let paths = ENDPOINTS.iter().fold(PathsBuilder::new(), |paths, endpoint| {
         let methods = endpoint.methods.documented().into_iter();
-        let operations = methods.map(|method| (method.clone(), operation(endpoint, &method, open)));
+        let operations = methods.map(|method| (method.clone(), operation(endpoint, &method, open, identities)));
         let item = operations.fold(PathItem::default(), |mut item, (method, operation)| {
             item.merge_operations(PathItem::new(method, operation));
             item
@@ -125,8 +126,16 @@ impl Methods {
     }
 }
 
-fn operation(endpoint: &Endpoint, method: &HttpMethod, open: bool) -> Operation {
+fn operation(endpoint: &Endpoint, method: &HttpMethod, open: bool, identities: bool) -> Operation {
     let mut operation = (endpoint.operation)();
+    if !identities {
+        // Only a caller that is bound to a repository can be told that another is not its own.
+        operation.responses.responses.remove(StatusCode::FORBIDDEN.as_str());
+        if endpoint.methods == Methods::Read {
+            // And nothing else that they need can be away.
+            operation.responses.responses.remove(StatusCode::SERVICE_UNAVAILABLE.as_str());
+        }
+    }
     let id = operation.operation_id.take().unwrap_or_default();
     operation.operation_id = Some(match method {
         HttpMethod::Get | HttpMethod::Post if endpoint.methods != Methods::All => id,

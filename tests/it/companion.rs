@@ -357,12 +357,12 @@ async fn filled_while_building(volume: &'static str, flags: &[&str], fill: &str,
 /// A database that a kill left broken is begun anew: the daemon serves, and it is told that its cache is lost.
 #[tokio::test]
 async fn a_cache_that_was_lost_is_told() {
-    let mut daemon = Buildkitd::start().await;
+    let mut daemon = Buildkitd::on_disk().await;
     let companion = Companion::ready(&daemon, &[]).await;
     daemon.build(&["true"]).await.succeeds().await;
     assert_eq!(companion.json("/builds").await["cacheReset"], Value::Null);
     daemon.kill().await;
-    let database = daemon.store().join("cache.db");
+    let database = daemon.path("root").join("cache.db");
     let length = std::fs::metadata(&database).unwrap().len();
     std::fs::write(&database, vec![0xa5; usize::try_from(length).unwrap()]).unwrap();
     daemon.restart().await;

@@ -233,8 +233,10 @@ fn the_shared_token_is_a_folder_so_that_it_can_be_rotated() {
     let container = &template["spec"]["containers"][0];
     assert!(container["args"].to_string().contains("--auth-token-dir=/etc/buildkit-operator/auth"));
     assert!(!container["env"].to_string().contains("AUTH_TOKEN"));
-    assert_eq!(container["volumeMounts"][0]["mountPath"], "/etc/buildkit-operator/auth");
-    assert_eq!(template["spec"]["volumes"][0]["secret"]["secretName"], "mine");
+    let named =
+        |list: &serde_json::Value| list.as_array().unwrap().iter().find(|v| v["name"] == "token").cloned().unwrap();
+    assert_eq!(named(&container["volumeMounts"])["mountPath"], "/etc/buildkit-operator/auth");
+    assert_eq!(named(&template["spec"]["volumes"])["secret"]["secretName"], "mine");
 }
 
 #[test]

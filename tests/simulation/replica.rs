@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::product::families::build_farm::controller::Controller;
-use crate::product::families::build_farm::metrics::Metrics;
+use crate::product::families::build_farm::controller::{Controller, Seen};
+use crate::product::families::build_farm::figures::Figures;
+use crate::product::families::build_farm::metrics::{DaemonMetrics, Metrics};
 use crate::product::families::build_farm::provisioner::Farm;
 use crate::product::families::build_farm::settings::Settings;
 use crate::product::families::build_farm::truth::ask::{Truth, Witnesses};
@@ -14,6 +15,7 @@ use crate::product::families::build_farm::writer::Writer;
 use crate::product::runtime::lease;
 use bko_install::router::{self, Auth, Config, RateLimit, Router, TrustedProxies};
 use bko_install::runtime::clock::Clock;
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +59,10 @@ impl Replica {
         let (leaving, closing) = (CancellationToken::new(), CancellationToken::new());
         let view = View::start(&client, &settings, "buildkitd-config", &closing);
         let writer = Writer::new(client.clone(), view.clone(), settings.clone());
-        let farm = Farm::new(client.clone(), view.clone(), writer.clone(), settings.clone(), ROUTE_WAIT);
+        // Daemons here have no companions that could be asked for figures.
+        let figures = Figures::new(view.clone(), DaemonMetrics::register(&mut Registry::default()));
+        let (known, writes) = (view.clone(), writer.clone());
+        let farm = Farm::new(client.clone(), known, writes, figures.clone(), settings.clone(), ROUTE_WAIT);
         let config = Config {
             auth: Auth { open: true, ..Auth::default() },
             rate: RateLimit::new(0.0, 0).unwrap(),
@@ -73,7 +78,8 @@ impl Replica {
         tokio::spawn(lease::run(client.clone(), lease, sender, leaving.clone()));
         let witnesses = Witnesses { namespace: "buildkit-operator".into(), port: 8081, token: None, own: None };
         let truth = Truth::start(client.clone(), view.clone(), witnesses, leaving.clone());
-        let controller = Controller::new(client, view.clone(), writer, settings, Arc::new(Metrics::default()), truth);
+        let (metrics, seen) = (Arc::new(Metrics::default()), Seen { truth, figures });
+        let controller = Controller::new(client, view.clone(), writer, settings, metrics, seen);
         tokio::spawn(controller.run(leading.clone(), leaving.clone()));
         Self { node, router, view, leading, leaving, closing }
     }

@@ -76,10 +76,15 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Knows nothing, and asks only when told to.
+    pub fn new(view: Arc<View>, metrics: DaemonMetrics) -> Arc<Self> {
+        let turns = Arc::new(Semaphore::new(AT_ONCE));
+        Arc::new(Self { view, daemons: Mutex::default(), turns, metrics })
+    }
+
     /// Starts to ask, until `shutdown`.
     pub fn start(view: Arc<View>, metrics: DaemonMetrics, shutdown: CancellationToken) -> Arc<Self> {
-        let turns = Arc::new(Semaphore::new(AT_ONCE));
-        let figures = Arc::new(Self { view, daemons: Mutex::default(), turns, metrics });
+        let figures = Self::new(view, metrics);
         tokio::spawn(shutdown.run_until_cancelled_owned(figures.clone().run()));
         figures
     }

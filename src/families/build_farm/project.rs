@@ -31,21 +31,19 @@ pub struct Known<'a> {
 /// Ended builds of a [`Detail`].
 const BUILDS: usize = 50;
 
-impl From<api::Phase> for Phase {
-    fn from(phase: api::Phase) -> Self {
-        match phase {
-            api::Phase::Pending => Self::Pending,
-            api::Phase::Idle => Self::Idle,
-            api::Phase::Scaling => Self::Scaling,
-            api::Phase::Warm => Self::Warm,
-            api::Phase::Failed => Self::Failed,
-        }
+fn phase_of(reported: api::Phase) -> Phase {
+    match reported {
+        api::Phase::Pending => Phase::Pending,
+        api::Phase::Idle => Phase::Idle,
+        api::Phase::Scaling => Phase::Scaling,
+        api::Phase::Warm => Phase::Warm,
+        api::Phase::Failed => Phase::Failed,
     }
 }
 
 /// The phase that the object reports.
 pub fn phase(project: &BuildProject) -> Phase {
-    project.status.as_ref().and_then(|status| status.phase).map_or(Phase::Pending, Phase::from)
+    project.status.as_ref().and_then(|status| status.phase).map_or(Phase::Pending, phase_of)
 }
 
 /// A project in a few lines.

@@ -38,7 +38,7 @@ fn tool(name: &str) -> PathBuf {
 pub(super) struct Buildkitd {
     pub(super) folder: TempDir,
     child: Option<Child>,
-    tmpfs: &'static str,
+    tmpfs: Option<&'static str>,
 }
 
 impl Buildkitd {
@@ -47,6 +47,15 @@ impl Buildkitd {
     }
 
     pub(super) async fn with_volume(tmpfs: &'static str) -> Self {
+        Self::on(Some(tmpfs)).await
+    }
+
+    /// One whose store outlives it.
+    pub(super) async fn on_disk() -> Self {
+        Self::on(None).await
+    }
+
+    async fn on(tmpfs: Option<&'static str>) -> Self {
         let folder = tempfile::Builder::new().prefix("bko-").tempdir().unwrap();
         // Another user must get as far as the sockets, so that their modes are tested.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -70,9 +79,11 @@ impl Buildkitd {
 
     pub(super) async fn restart(&mut self) {
         let script = format!(
-            "mount -t tmpfs -o {} tmpfs {root} && exec {} --root {root} --addr {} --containerd-worker=false \
+            "{}exec {} --root {root} --addr {} --containerd-worker=false \
              --oci-worker-net=host --oci-worker-gc=false",
-            self.tmpfs,
+            self.tmpfs
+                .map(|options| format!("mount -t tmpfs -o {options} tmpfs {} && ", self.path("root").display()))
+                .unwrap_or_default(),
             tool("buildkitd").display(),
             self.address(),
             root = self.path("root").display(),
@@ -106,8 +117,11 @@ impl Buildkitd {
         self.child.take().unwrap().wait().await.unwrap();
     }
 
-    /// The store, which is mounted in the daemon's namespace only.
+    /// The store; a tmpfs is mounted in the daemon's namespace only.
     pub(super) fn store(&self) -> PathBuf {
+        if self.tmpfs.is_none() {
+            return self.path("root");
+        }
         PathBuf::from(format!("/proc/{}/root{}", self.pid().as_raw_pid(), self.path("root").display()))
     }
 

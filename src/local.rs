@@ -15,6 +15,7 @@ pub mod configuration;
 pub mod control;
 pub mod core;
 pub mod farm;
+pub mod fetch;
 pub mod index;
 pub mod journal;
 pub mod keeper;

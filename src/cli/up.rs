@@ -1,5 +1,7 @@
 //! `bko-install up`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use clap::Args;
 
 use super::exit::{Code, Failure};
@@ -39,7 +41,14 @@ pub fn run(command: UpCommand, global: &Global) -> Result<(), Failure> {
                 let _ = report::print(&greeting(info));
             }
         };
-        up::run(command.up, greet).await.map_err(failure)
+        let said = AtomicU64::new(u64::MAX);
+        let progress = |came: u64, total: u64| {
+            let tenth = came * 10 / total.max(1);
+            if !quiet && said.swap(tenth, Ordering::Relaxed) != tenth {
+                report::complain(&format!("fetching BuildKit: {} of {} MiB", came >> 20, total.div_ceil(1 << 20)));
+            }
+        };
+        up::run(command.up, &progress, greet).await.map_err(failure)
     })
 }
 

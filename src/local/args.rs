@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use oci_client::Reference;
 
 use super::storage::Kind;
 use crate::families::build_farm::settings::Settings;
@@ -49,6 +50,43 @@ pub enum Runtime {
     /// As processes of this host.
     #[default]
     Process,
+}
+
+/// Where BuildKit comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Buildkit {
+    /// `PATH`, else the stock image.
+    Auto,
+    /// A file `buildkitd`, or the folder that has it.
+    Path(PathBuf),
+    /// An image as moby/buildkit.
+    Image(Reference),
+}
+
+impl FromStr for Buildkit {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        if s == "auto" {
+            return Ok(Self::Auto);
+        }
+        // As a shell tells programs from paths.
+        if s.starts_with(['/', '.']) {
+            return Ok(Self::Path(s.into()));
+        }
+        let image = s.parse().map(Self::Image);
+        image.map_err(|error| format!("want auto, a path such as ./buildkitd, or an image: {error}"))
+    }
+}
+
+impl std::fmt::Display for Buildkit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Path(path) => path.display().fmt(f),
+            Self::Image(image) => image.fmt(f),
+        }
+    }
 }
 
 /// Where builds connect to.
@@ -124,9 +162,15 @@ pub struct DaemonArgs {
     /// How daemons are run
     #[arg(long, value_enum, default_value_t)]
     pub runtime: Runtime,
-    /// The file buildkitd or its folder [default: what PATH has]
-    #[arg(long, value_name = "PATH")]
-    pub buildkit: Option<PathBuf>,
+    /// What daemons run: auto is the buildkitd of PATH, else that of the stock image; or a file, a folder, an image
+    #[arg(long, value_name = "auto|PATH|IMAGE", default_value_t = Buildkit::Auto)]
+    pub buildkit: Buildkit,
+    /// Registry that has the same images, such as mirror.example.org/hub
+    #[arg(long, value_name = "REGISTRY")]
+    pub buildkit_mirror: Option<String>,
+    /// Where Docker keeps credentials of registries.
+    #[arg(long, env = "DOCKER_CONFIG", hide = true, hide_env = true)]
+    pub docker_config: Option<PathBuf>,
     /// File of the buildkitd.toml that all daemons begin with
     #[arg(long, value_name = "FILE")]
     pub buildkitd_config: Option<PathBuf>,
@@ -222,6 +266,17 @@ mod tests {
         for text in ["lo", "lo:", "lo:70000", "eth0:1"] {
             assert!(text.parse::<GatewayListen>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn buildkit_is_a_path_or_an_image() {
+        let read = |text: &str| text.parse::<Buildkit>();
+        assert_eq!(read("auto"), Ok(Buildkit::Auto));
+        for path in ["/usr/bin/buildkitd", "./buildkitd", "../bin"] {
+            assert_eq!(read(path), Ok(Buildkit::Path(path.into())));
+        }
+        assert_eq!(read("moby/buildkit:v1").unwrap().to_string(), "docker.io/moby/buildkit:v1");
+        assert!(read("NOT AN IMAGE").unwrap_err().starts_with("want auto, a path"));
     }
 
     #[test]

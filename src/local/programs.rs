@@ -29,7 +29,8 @@ impl ProgramsError {
                 "install rootlesskit (https://github.com/rootless-containers/rootlesskit), or run this as root".to_owned()
             }
             Self::Missing(..) => {
-                "install BuildKit (https://github.com/moby/buildkit/releases), or name its buildkitd with --buildkit PATH"
+                "leave out --buildkit, which fetches the stock image, or install BuildKit \
+                 (https://github.com/moby/buildkit/releases)"
                     .to_owned()
             }
             Self::NotBuildkit(_) => "name the file buildkitd, or the folder that has it".to_owned(),
@@ -47,15 +48,15 @@ pub struct User {
     pub name: Option<String>,
 }
 
-/// Finds the programs. `named` is a file `buildkitd` or its folder; `own` is
-/// where fetched ones are.
+/// Finds the programs. `named` is a file `buildkitd` or its folder; `own`, where
+/// fetched ones are, comes after `PATH`.
 ///
 /// # Errors
 /// See [`ProgramsError`].
 pub fn find(named: Option<&Path>, own: &Path, path: &OsStr, user: &User) -> Result<Programs, ProgramsError> {
-    let mut folders: Vec<PathBuf> = vec![own.to_owned()];
-    folders.extend(std::env::split_paths(path));
+    let mut folders: Vec<PathBuf> = std::env::split_paths(path).collect();
     folders.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders.push(own.to_owned());
     let (buildkitd, beside) = match named {
         Some(named) => {
             let file = if named.is_dir() { named.join("buildkitd") } else { named.to_owned() };
@@ -137,17 +138,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_named_goes_before_what_was_fetched_before_path() {
+    fn what_was_named_goes_before_path_before_what_was_fetched() {
         let [named, own, path] = [(); 3].map(|()| tempfile::tempdir().unwrap());
         let root = User { uid: 0, name: None };
         let find = |name: Option<&Path>| find(name, own.path(), path.path().as_os_str(), &root);
-        let in_path = program(path.path(), "buildkitd");
-        let runc = program(path.path(), "runc");
-        assert_eq!(find(None).unwrap(), Programs { buildkitd: in_path, runc: Some(runc), rootlesskit: None });
         let fetched = program(own.path(), "buildkitd");
         let buildkit_runc = program(own.path(), "buildkit-runc");
-        assert_eq!(find(None).unwrap().buildkitd, fetched);
-        assert_eq!(find(None).unwrap().runc, Some(buildkit_runc));
+        let programs = Programs { buildkitd: fetched, runc: Some(buildkit_runc.clone()), rootlesskit: None };
+        assert_eq!(find(None).unwrap(), programs);
+        let in_path = program(path.path(), "buildkitd");
+        assert_eq!(find(None).unwrap(), Programs { buildkitd: in_path, runc: Some(buildkit_runc), rootlesskit: None });
         assert!(matches!(find(Some(named.path())), Err(ProgramsError::NotBuildkit(_))));
         let file = program(named.path(), "buildkitd");
         assert_eq!(find(Some(named.path())).unwrap().buildkitd, file);

@@ -21,12 +21,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::args::{GatewayListen, UpArgs};
+use super::args::{Buildkit, GatewayListen, UpArgs};
 use super::certificates::{Certificates, CertificatesError, replace};
-use super::configuration::Common;
+use super::configuration::{Common, Programs};
 use super::control::{self, Control, Info};
 use super::core::{Caches, Core};
 use super::farm::{Farm, Terms};
+use super::fetch::{self, FetchError, Progress, Source};
 use super::index::Index;
 use super::keeper::Keepers;
 use super::layout::{Layout, LayoutError};
@@ -41,6 +42,7 @@ use crate::companion::metrics::Counters;
 use crate::companion::observer::Clock;
 use crate::families::build_farm::build::config::{Base, BaseError};
 use crate::families::build_farm::ledger::{Operation, Outcome};
+use crate::families::build_farm::settings::DAEMON_IMAGE;
 use crate::gateway::directory::{API, Backend, Directory};
 use crate::gateway::rules::Rules;
 use crate::gateway::streams::Streams;
@@ -73,6 +75,9 @@ pub enum UpError {
     /// No BuildKit.
     #[error(transparent)]
     Programs(#[from] ProgramsError),
+    /// Its image.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
     /// One that cannot be run.
     #[error("\"{file}\" cannot be run: {why}", file = .0.display(), why = .1)]
     Buildkit(PathBuf, String),
@@ -126,6 +131,7 @@ impl UpError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Programs(error) => Some(error.hint()),
+            Self::Fetch(error) => error.hint(),
             Self::Store(error) => error.hint(),
             Self::Lock(LockError::Held { .. }) => Some(
                 "use that one, or give this one a folder of its own with --state-dir, and its own ports".to_owned(),
@@ -153,16 +159,17 @@ struct Prepared {
     port: u16,
 }
 
-/// Runs the farm until a signal, drains, and returns. `greet` is told when it is up.
+/// Runs the farm until a signal, drains, and returns. `progress` is told of
+/// bytes of BuildKit that are fetched, `greet` when the farm is up.
 ///
 /// # Errors
 /// See [`UpError`].
-pub async fn run(args: UpArgs, greet: impl FnOnce(&Info)) -> Result<(), UpError> {
+pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info)) -> Result<(), UpError> {
     let uid = rustix::process::geteuid().as_raw();
     let prepared = prepare(&args, uid)?;
     let layout = prepared.layout.clone();
     let (store, records) = Store::open(&layout)?;
-    let common = common(&args, &layout, uid)?;
+    let common = common(&args, &layout, uid, progress).await?;
     let buildkit = version(&common.programs.buildkitd).await?;
     let storage = Storage::open(args.daemons.storage, layout.clone(), common.programs.rootlesskit.clone()).await?;
     let settings = Arc::new(args.settings(prepared.port));
@@ -273,7 +280,7 @@ fn loopback(port: u16) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-fn common(args: &UpArgs, layout: &Layout, uid: u32) -> Result<Common, UpError> {
+async fn common(args: &UpArgs, layout: &Layout, uid: u32, progress: Progress<'_>) -> Result<Common, UpError> {
     let base = match &args.daemons.buildkitd_config {
         Some(path) => {
             let text = std::fs::read_to_string(path).map_err(|error| UpError::ReadBase(path.clone(), error))?;
@@ -282,12 +289,39 @@ fn common(args: &UpArgs, layout: &Layout, uid: u32) -> Result<Common, UpError> {
         None => Base::default(),
     };
     let user = User { uid, name: user_name(uid) };
-    let programs = programs::find(args.daemons.buildkit.as_deref(), &layout.bin(), &args.daemons.path, &user)?;
+    let programs = find_programs(args, layout, &user, progress).await?;
     let beside = programs.buildkitd.parent().map(Path::to_owned);
     let folders = beside.into_iter().chain(std::env::split_paths(&args.daemons.path));
     let folders = folders.chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     let path = std::env::join_paths(folders).unwrap_or_else(|_| args.daemons.path.clone());
     Ok(Common { layout: layout.clone(), programs, base, port: args.daemons.daemon_port, path, user: user.name })
+}
+
+/// On this host, else out of an image.
+async fn find_programs(
+    args: &UpArgs,
+    layout: &Layout,
+    user: &User,
+    progress: Progress<'_>,
+) -> Result<Programs, UpError> {
+    let (bin, path) = (layout.bin(), &args.daemons.path);
+    let find = |named: Option<&Path>| programs::find(named, &bin, path, user);
+    let image = match &args.daemons.buildkit {
+        Buildkit::Path(path) => return Ok(find(Some(path))?),
+        Buildkit::Auto => match find(None) {
+            Err(ProgramsError::Missing(..)) => DAEMON_IMAGE.parse().ok(),
+            found => return Ok(found?),
+        },
+        Buildkit::Image(image) => Some(image.clone()),
+    };
+    if let Some(image) = image {
+        let config = args.daemons.docker_config.clone();
+        let config = config.or_else(|| Some(args.state.home.as_ref()?.join(".docker")));
+        let (mirror, docker_config) = (args.daemons.buildkit_mirror.clone(), config.map(|folder| folder.join("config.json")));
+        let digest = fetch::fetch(&Source { image, mirror, docker_config }, &bin, progress).await?;
+        tracing::info!(image.digest = digest, "using the BuildKit of an image");
+    }
+    Ok(find(Some(&bin))?)
 }
 
 /// As `/etc/subuid` names a user. The environment may be another's.

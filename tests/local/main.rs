@@ -11,6 +11,7 @@ mod shared {
 
 mod builds;
 mod faults;
+mod fetch;
 mod host;
 mod killed;
 mod lifecycle;
@@ -33,7 +34,7 @@ pub(crate) struct Machine {
 impl harness::Tier for Machine {
     const NAME: &'static str = "local";
     const PROGRAMS: &'static [&'static str] =
-        &["buildkitd", "buildctl", "buildx", "rootlesskit", "runc", "newuidmap", "busybox", "setpriv"];
+        &["docker-registry", "buildkitd", "buildctl", "buildx", "rootlesskit", "runc", "newuidmap", "busybox", "setpriv"];
 
     async fn start(tools: Arc<Tools>) -> anyhow::Result<Self> {
         host::furnish(&tools)?;
@@ -60,6 +61,7 @@ fn tests() -> Vec<Test<Machine>> {
         test!(faults::a_daemon_that_cannot_start_is_told_with_its_last_word),
         test!(faults::a_damaged_state_is_told_and_caches_are_found_again),
         test!(faults::a_full_disk_refuses_routes_and_loses_nothing),
+        test!(fetch::buildkit_comes_out_of_its_image_however_often_the_registry_cuts).limit(Duration::from_secs(240)),
         test!(storage::every_file_system_keeps_and_copies_caches).serial(),
     ]
 }

@@ -222,7 +222,13 @@ impl Pulling<'_> {
         Ok(())
     }
 
-    async fn rest(&self, layer: &OciDescriptor, file: &Path, have: u64, came: &(dyn Fn(u64) + Sync)) -> Result<(), Rest> {
+    async fn rest(
+        &self,
+        layer: &OciDescriptor,
+        file: &Path,
+        have: u64,
+        came: &(dyn Fn(u64) + Sync),
+    ) -> Result<(), Rest> {
         let answer = self.client.pull_blob_stream_partial(self.place, layer, have, None).await;
         let (mut stream, mut have) = match answer.map_err(Rest::Registry)? {
             BlobResponse::Partial(stream) => (stream.stream, have),

@@ -26,15 +26,16 @@ impl ProgramsError {
     pub fn hint(&self) -> String {
         match self {
             Self::Missing("rootlesskit", _) => {
-                "install rootlesskit (https://github.com/rootless-containers/rootlesskit), or run this as root".to_owned()
-            }
-            Self::Missing(..) => {
-                "leave out --buildkit, which fetches the stock image, or install BuildKit \
-                 (https://github.com/moby/buildkit/releases)"
+                "install rootlesskit (https://github.com/rootless-containers/rootlesskit), or run this as root"
                     .to_owned()
             }
+            Self::Missing(..) => "leave out --buildkit, which fetches the stock image, or install BuildKit \
+                 (https://github.com/moby/buildkit/releases)"
+                .to_owned(),
             Self::NotBuildkit(_) => "name the file buildkitd, or the folder that has it".to_owned(),
-            Self::Rootless(_) => "see https://rootlesscontaine.rs/getting-started/common, or run this as root".to_owned(),
+            Self::Rootless(_) => {
+                "see https://rootlesscontaine.rs/getting-started/common, or run this as root".to_owned()
+            }
         }
     }
 }

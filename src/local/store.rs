@@ -150,8 +150,8 @@ impl Store {
 fn open(path: &Path) -> Result<Database, StoreError> {
     // What it takes for impossible in a file of its own it panics about.
     let opened = std::panic::catch_unwind(|| Database::create(path));
-    let opened = opened
-        .map_err(|_| StoreError::Corrupt { path: path.to_owned(), why: "redb gave up on it".to_owned() })?;
+    let opened =
+        opened.map_err(|_| StoreError::Corrupt { path: path.to_owned(), why: "redb gave up on it".to_owned() })?;
     opened.map_err(|error| match error {
         DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.to_owned()),
         error => fault(path, error),

@@ -317,7 +317,8 @@ async fn find_programs(
     if let Some(image) = image {
         let config = args.daemons.docker_config.clone();
         let config = config.or_else(|| Some(args.state.home.as_ref()?.join(".docker")));
-        let (mirror, docker_config) = (args.daemons.buildkit_mirror.clone(), config.map(|folder| folder.join("config.json")));
+        let (mirror, docker_config) =
+            (args.daemons.buildkit_mirror.clone(), config.map(|folder| folder.join("config.json")));
         let digest = fetch::fetch(&Source { image, mirror, docker_config }, &bin, progress).await?;
         tracing::info!(image.digest = digest, "using the BuildKit of an image");
     }

@@ -33,8 +33,17 @@ pub(crate) struct Machine {
 
 impl harness::Tier for Machine {
     const NAME: &'static str = "local";
-    const PROGRAMS: &'static [&'static str] =
-        &["docker-registry", "buildkitd", "buildctl", "buildx", "rootlesskit", "runc", "newuidmap", "busybox", "setpriv"];
+    const PROGRAMS: &'static [&'static str] = &[
+        "docker-registry",
+        "buildkitd",
+        "buildctl",
+        "buildx",
+        "rootlesskit",
+        "runc",
+        "newuidmap",
+        "busybox",
+        "setpriv",
+    ];
 
     async fn start(tools: Arc<Tools>) -> anyhow::Result<Self> {
         host::furnish(&tools)?;

@@ -97,7 +97,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         let hub = STANDARD.encode("me:with:colon");
-        std::fs::write(&path, format!(r#"{{"auths": {{"https://index.docker.io/v1/": {{"auth": "{hub}"}}, "r.example.org": {{}}}}}}"#)).unwrap();
+        std::fs::write(
+            &path,
+            format!(r#"{{"auths": {{"https://index.docker.io/v1/": {{"auth": "{hub}"}}, "r.example.org": {{}}}}}}"#),
+        )
+        .unwrap();
         let found = async |registry: &str| find(Some(&path), registry).await;
         assert_eq!(found("docker.io").await, RegistryAuth::Basic("me".into(), "with:colon".into()));
         assert_eq!(found("r.example.org").await, RegistryAuth::Anonymous);

@@ -100,13 +100,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let bin = folder.path().join("bin");
         let layers = [
-            (layer(folder.path(), "a", &[("usr/bin/buildkitd", "old"), ("etc/passwd", "x"), ("usr/bin/rootlesskit", "r")]), GZIP),
+            (
+                layer(
+                    folder.path(),
+                    "a",
+                    &[("usr/bin/buildkitd", "old"), ("etc/passwd", "x"), ("usr/bin/rootlesskit", "r")],
+                ),
+                GZIP,
+            ),
             (layer(folder.path(), "b", &[("./usr/bin/buildkitd", "new"), ("usr/bin/buildkit-runc", "runc")]), DOCKER),
             (layer(folder.path(), "c", &[("usr/bin/.wh.rootlesskit", ""), ("usr/bin/sub/buildctl", "x")]), GZIP),
         ]
         .map(|(path, kind)| (path, kind.to_owned()));
         programs(&layers, &bin, "i").unwrap();
-        let mut names: Vec<_> = fs::read_dir(&bin).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(&bin).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         assert_eq!(names, ["buildkit-runc", "buildkitd"]);
         assert_eq!(fs::read_to_string(bin.join("buildkitd")).unwrap(), "new");

@@ -71,7 +71,7 @@ pub struct ServerArgs {
     /// Address of the routing API
     #[arg(long, value_name = "ADDRESS", default_value_t = ListenAddress::Any(8080))]
     pub api_listen: ListenAddress,
-    /// Address of the routing API over TLS, which the gateway relays api.<domain> to
+    /// Address of the routing API over TLS, which the gateway relays `api.<domain>` to
     #[arg(long, value_name = "ADDRESS", requires = "api_tls_cert", requires = "api_tls_key")]
     pub api_tls_listen: Option<ListenAddress>,
     /// Its certificate in PEM, with the chain; read again when it changes

@@ -28,7 +28,7 @@ pub struct CredentialsArgs {
     /// For whom
     #[arg(long, value_enum, default_value_t = Format::Env)]
     format: Format,
-    /// Address of the routing API [default: https://api.DOMAIN through the gateway, else the Service's within the cluster]
+    /// Address of the routing API [default: `api.DOMAIN` through the gateway, else the Service within the cluster]
     #[arg(long, value_name = "URL")]
     url: Option<BaseUrl>,
     /// Domain of the gateway [default: the installed one]

@@ -7,7 +7,6 @@ mod source;
 mod table;
 
 use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -66,9 +65,24 @@ pub struct PsArgs {
         help_heading = "Access"
     )]
     admin_token: Option<String>,
-    /// File with the authority of the routing API [default: those that Mozilla trusts]
-    #[arg(long, env = "BUILDKIT_OPERATOR_API_CA", value_name = "FILE", help_heading = "Access")]
-    api_ca: Option<PathBuf>,
+    /// Authority of the routing API, beside those that Mozilla trusts: PEM, PEM in base64, or a file
+    #[arg(
+        long,
+        env = "BUILDKIT_OPERATOR_API_CA",
+        value_name = "PEM|FILE",
+        hide_env_values = true,
+        help_heading = "Access"
+    )]
+    api_ca: Option<String>,
+    /// Authority of the daemons, which is also the routing API's unless that has another
+    #[arg(
+        long,
+        env = "BUILDKIT_OPERATOR_CA",
+        value_name = "PEM|FILE",
+        hide_env_values = true,
+        help_heading = "Access"
+    )]
+    ca: Option<String>,
     /// A farm on this host.
     #[command(flatten)]
     state: StateArgs,

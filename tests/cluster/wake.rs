@@ -69,7 +69,9 @@ pub(crate) async fn a_dial_wakes_what_was_routed_lately(cluster: Arc<Cluster>) -
 pub(crate) async fn a_dial_ends_a_scale_down_at_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = farm(&cluster, "dialled-late").await?;
     let daemon = format!("buildkitd-{KEY}");
-    let server = Server::with(&cluster, &farm.flags(&["--idle-seconds=0"]), &ENVIRONMENT).await?;
+    let server =
+        Server::with(&cluster, &farm.flags(&["--idle-seconds=0", "--gateway-host=builds.example.test"]), &ENVIRONMENT)
+            .await?;
     let answer = server.route(REPO).await?;
     server.complete(&answer).await?;
     farm::until(&cluster, &farm.namespace, KEY, "asked", |p| p.status_or_default().gate.closed).await?;

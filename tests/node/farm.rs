@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::harness::{Node, process};
 use crate::installation::{BUILDS, FLAGS, Installation, OPERATOR, Route, bko};
 
-const REPO: &str = "github.com/acme/shop";
+const REPO: &str = "github.com/acme/cart";
 const SOON: Duration = Duration::from_secs(60);
 
 fn project(repo: &str) -> Value {
@@ -97,7 +97,7 @@ async fn builds_are_warm_the_second_time(farm: &Installation<'_>) -> anyhow::Res
 }
 
 async fn spellings_share_a_daemon_and_targets_do_not(farm: &Installation<'_>, route: &Route) -> anyhow::Result<()> {
-    let other = farm.route(&project("git@GitHub.com:Acme/Shop.git")).await?;
+    let other = farm.route(&project("git@GitHub.com:Acme/Cart.git")).await?;
     ensure!(other.endpoint == route.endpoint && other.build != route.build, "{}", other.endpoint);
     farm.complete(&other).await?;
     let target = farm.route(&json!({"repo": REPO, "arch": "amd64", "target": "tests"})).await?;

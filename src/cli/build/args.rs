@@ -159,7 +159,7 @@ pub(super) struct AccessArgs {
     #[arg(long, env = "BUILDKIT_OPERATOR_BUILDD_URL", value_name = "URL", value_parser = base_url)]
     pub(super) buildd_url: Option<Maybe<BaseUrl>>,
     /// Folder with the client certificate: ca.pem, cert.pem, key.pem
-    #[arg(long, env = "BUILDKIT_OPERATOR_CLIENT_CERTS", value_name = "DIR")]
+    #[arg(long, env = "BUILDKIT_OPERATOR_CLIENT_CERTS", value_name = "DIR", value_parser = folder)]
     pub(super) client_certs: Option<PathBuf>,
     /// Authority of the daemons, without a folder: PEM, PEM in base64, or a file
     #[arg(long, env = "BUILDKIT_OPERATOR_CA", value_name = "PEM|FILE", hide_env_values = true)]
@@ -248,6 +248,11 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 fn base_url(text: &str) -> Result<Option<BaseUrl>, String> {
     or_nothing(text, |text| text.parse::<BaseUrl>().map_err(|error| error.to_string()))
+}
+
+/// Empty is none: clap's own parser of paths refuses what CI systems set.
+fn folder(text: &str) -> Result<PathBuf, std::convert::Infallible> {
+    Ok(PathBuf::from(text))
 }
 
 fn port(text: &str) -> Result<Option<u16>, String> {

@@ -2,7 +2,7 @@
 //! ours or the reference's.
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use kube::Api;
 
 use super::Place;
@@ -70,12 +70,23 @@ fn facts(deployment: &Deployment) -> Installed {
     let port = flag(server, "--gateway-port").and_then(|port| port.parse().ok()).filter(|port| *port > 0);
     facts.gateway_port = port.or_else(|| flag(server, "--port")?.parse().ok()).unwrap_or(DAEMON_PORT);
     facts.api_tls = flag(server, "--api-tls-listen").is_some();
-    let variable = server.env.iter().flatten().find(|variable| variable.name == TOKEN_VARIABLE);
-    facts.token_secret = variable.map(|variable| {
-        let key = variable.value_from.as_ref().and_then(|from| from.secret_key_ref.as_ref());
-        key.map_or_else(|| TOKEN_SECRET.to_owned(), |key| key.name.clone())
-    });
+    facts.token_secret = mounted_token(server, pod).or_else(|| token_variable(server));
     facts
+}
+
+/// The Secret that is mounted as the folder of tokens.
+fn mounted_token(server: &Container, pod: Option<&PodSpec>) -> Option<String> {
+    let folder = flag(server, "--auth-token-dir")?;
+    let mount = server.volume_mounts.iter().flatten().find(|mount| mount.mount_path == folder)?;
+    let volume = pod?.volumes.iter().flatten().find(|volume| volume.name == mount.name)?;
+    volume.secret.as_ref()?.secret_name.clone()
+}
+
+/// The Secret that the token's variable comes from, as the reference has it.
+fn token_variable(server: &Container) -> Option<String> {
+    let variable = server.env.iter().flatten().find(|variable| variable.name == TOKEN_VARIABLE)?;
+    let key = variable.value_from.as_ref().and_then(|from| from.secret_key_ref.as_ref());
+    Some(key.map_or_else(|| TOKEN_SECRET.to_owned(), |key| key.name.clone()))
 }
 
 /// The value of `--flag=value`.
@@ -107,6 +118,15 @@ mod tests {
             api_tls: true,
         };
         assert_eq!(facts(&deployment(args, env)), want);
+    }
+
+    #[test]
+    fn the_token_may_be_mounted_as_a_folder() {
+        let yaml = "spec: {selector: {}, template: {spec: {containers: [{name: buildd, \
+            args: [--namespace=builds, --auth-token-dir=/tokens], \
+            volumeMounts: [{name: tls, mountPath: /tls}, {name: token, mountPath: /tokens}]}], \
+            volumes: [{name: tls, secret: {secretName: tls}}, {name: token, secret: {secretName: mine}}]}}}";
+        assert_eq!(facts(&serde_yaml::from_str(yaml).unwrap()).token_secret, Some("mine".to_owned()));
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn trust(authority: Option<&[u8]>) -> anyhow::Result<ClientConfig> {
     if let Some(pem) = authority {
         let own = CertificateDer::pem_slice_iter(pem).filter_map(Result::ok).collect::<Vec<_>>();
         if roots.add_parsable_certificates(own).0 == 0 {
-            bail!("--api-ca holds no certificate that can be used");
+            bail!("the authority of the routing API holds no certificate that can be used");
         }
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));

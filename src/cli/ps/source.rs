@@ -2,7 +2,6 @@
 //! themselves.
 #![expect(clippy::disallowed_methods, reason = "shell: a file with an authority is read, ages are told")]
 
-use anyhow::Context as _;
 use http::Uri;
 use jiff::Timestamp;
 use kube::api::ListParams;
@@ -12,6 +11,7 @@ use super::super::exit::{Code, Failure};
 use super::PsArgs;
 use super::remote::Remote;
 use crate::cli::{Global, host};
+use crate::client::pem;
 use crate::cluster::client::connect_as;
 use crate::families::build_farm::api::{self, BuildProject};
 use crate::families::build_farm::project::{Known, summary};
@@ -69,10 +69,9 @@ fn remote(args: &PsArgs, url: &str) -> Result<Remote, Failure> {
         let error = anyhow::anyhow!("--buildd-url is no address of a routing API");
         return Err(Failure::new(Code::Usage, error).hint("want http://HOST:PORT or https://HOST:PORT"));
     };
-    let authority = args
-        .api_ca
-        .as_ref()
-        .map(|path| std::fs::read(path).with_context(|| format!("cannot read the authority \"{}\"", path.display())));
+    let given = [("--api-ca", &args.api_ca), ("--ca", &args.ca)].into_iter();
+    let given = given.filter_map(|(flag, value)| Some((flag, value.as_deref().filter(|v| !v.trim().is_empty())?)));
+    let authority = given.map(|(flag, value)| pem(flag, value).map_err(anyhow::Error::new)).next();
     let bare = |token: &Option<String>| token.as_deref().map(str::trim).filter(|t| !t.is_empty()).map(str::to_owned);
     let authority = authority.transpose().map_err(|error| Failure::new(Code::Usage, error))?;
     Remote::new(uri, bare(&args.token), bare(&args.admin_token), authority.as_deref())

@@ -9,6 +9,7 @@
 
 pub mod address;
 pub mod args;
+pub mod budget;
 pub mod certificates;
 pub mod client;
 pub mod configuration;

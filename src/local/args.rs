@@ -122,6 +122,21 @@ impl std::fmt::Display for GatewayListen {
     }
 }
 
+/// A number of bytes, with or without Ki, Mi, Gi or Ti.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "Ki" => 10,
+        "Mi" => 20,
+        "Gi" => 30,
+        "Ti" => 40,
+        _ => return Err("want a number of bytes, such as 200Gi".to_owned()),
+    };
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| "want a number of bytes, such as 200Gi".to_owned())
+}
+
 /// Flags of `bko-install up`.
 #[derive(Clone, Debug, Args)]
 pub struct UpArgs {
@@ -183,6 +198,12 @@ pub struct DaemonArgs {
     /// Size of a cache, in GiB
     #[arg(long, value_name = "GIB", default_value_t = 60, value_parser = clap::value_parser!(i32).range(1..))]
     pub cache_volume_gi: i32,
+    /// Bytes that all caches may have together, such as 200Gi; the least recently used are pruned first
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub cache_budget: Option<u64>,
+    /// How often caches are added up for the budget
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration, hide = true)]
+    pub cache_budget_every: Duration,
     /// Seconds between snapshots of a cache, taken when its daemon goes to zero; 0 takes none
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub snapshot_every_seconds: u32,
@@ -265,6 +286,14 @@ mod tests {
         }
         for text in ["lo", "lo:", "lo:70000", "eth0:1"] {
             assert!(text.parse::<GatewayListen>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        assert_eq!(["7", "2Ki", "3Mi", "200Gi", "1Ti"].map(bytes), [7, 2 << 10, 3 << 20, 200 << 30, 1 << 40].map(Ok));
+        for text in ["", "Gi", "1G", "1.5Gi", "-1", "99999999Ti"] {
+            assert!(bytes(text).is_err(), "{text:?}");
         }
     }
 

@@ -21,7 +21,6 @@ use super::index::Live;
 use super::process::{Exit, Process};
 use super::record::Record;
 use super::writer::{Change, WriteError};
-use crate::families::build_farm::api;
 use crate::families::build_farm::health::DaemonState;
 use crate::families::build_farm::ledger::{Closing, Ended, Operation, Outcome};
 use crate::families::build_farm::lifecycle::{self, Want};
@@ -306,13 +305,9 @@ impl Keeper {
 
     /// Remembers builds that have ended, beyond the life of their daemon.
     async fn note_builds(&mut self) -> Result<(), WriteError> {
-        let Some(running) = &mut self.running else { return Ok(()) };
-        let Some(builds) = running.take_news() else { return Ok(()) };
-        let room = running.cache.map(|room| api::CacheRoom {
-            bytes_used: i64::try_from(room.bytes_used).unwrap_or(i64::MAX),
-            bytes_total: i64::try_from(room.bytes_total).unwrap_or(i64::MAX),
-        });
-        let ended = Operation::Ended(Box::new(Ended { builds, cache: room }));
+        let Some(builds) = self.running.as_mut().and_then(Running::take_news) else { return Ok(()) };
+        self.look_at_cache().await;
+        let ended = Operation::Ended(Box::new(Ended { builds, cache: None }));
         self.core.writer.submit(self.key.as_str(), Change::Apply(ended)).await.map(drop)
     }
 

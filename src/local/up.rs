@@ -37,7 +37,7 @@ use super::programs::{self, ProgramsError, User};
 use super::storage::{Storage, StorageError};
 use super::store::{Store, StoreError};
 use super::writer::{Change, WriteError, Writer};
-use super::{procfs, recovery};
+use super::{budget, procfs, recovery};
 use crate::companion::metrics::Counters;
 use crate::companion::observer::Clock;
 use crate::families::build_farm::build::config::{Base, BaseError};
@@ -390,6 +390,9 @@ async fn serve(
     let farm = Arc::new(Farm::new(core.clone(), terms));
     let keepers = tokio::spawn(Keepers::new(core.clone(), found).run(changes));
 
+    if let Some(budget) = args.daemons.cache_budget {
+        tasks.spawn(budget::keep(core.clone(), budget, args.daemons.cache_budget_every));
+    }
     let timeouts = Timeouts::new(route.route_wait);
     route.auth.register_metrics(&mut registry);
     tasks.spawn(route.auth.clone().keep_fresh(closing.clone()));

@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::oneshot;
 
 use super::address;
 use super::index::Index;
 use super::record::{ProcessId, Record};
 use super::store::{Store, StoreError};
-use crate::families::build_farm::api::BuildProjectSpec;
+use crate::families::build_farm::api::{BuildProjectSpec, CacheRoom};
 use crate::families::build_farm::ledger::{self, Operation, Outcome};
 use crate::families::build_farm::lifecycle;
 use crate::families::build_farm::settings::Settings;
@@ -34,6 +35,10 @@ pub enum Change {
         /// Whether builds in flight are cut.
         cut: bool,
     },
+    /// What its cache holds.
+    Room(CacheRoom),
+    /// Its daemon is wanted for a moment, whenever it was last used.
+    Wake,
     /// It goes, if it is a fork that nothing wants.
     Reap,
     /// It goes.
@@ -199,6 +204,17 @@ impl Desk {
             (Change::Process(process), Some(known)) => (Some(Record { process, ..(*known).clone() }), Outcome::Done),
             (Change::Reap, Some(known)) if !lifecycle::reap(&known.project, &self.settings, now) => {
                 return Ok(Outcome::StillWanted);
+            }
+            (Change::Room(room), Some(known)) => {
+                let mut record = (*known).clone();
+                record.project.status.get_or_insert_default().cache = Some(room);
+                (Some(record), Outcome::Done)
+            }
+            (Change::Wake, Some(known)) => {
+                let mut record = (*known).clone();
+                let until = Time(now + lifecycle::WAKE);
+                record.project.status.get_or_insert_default().wake_until = Some(until);
+                (Some(record), Outcome::Done)
             }
             (Change::Rest { cut }, Some(known)) => {
                 let mut record = (*known).clone();

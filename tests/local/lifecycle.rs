@@ -106,6 +106,26 @@ pub(crate) async fn ctrl_c_lets_builds_end_first(machine: Arc<Machine>) -> anyho
     Ok(())
 }
 
+pub(crate) async fn the_least_recently_used_cache_makes_room(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let flags = [HASTY[0], HASTY[1], "--cache-budget=7Mi", "--cache-budget-every=2s"];
+    let mut farm = Farm::up(&machine.tools, Who::Root, &flags).await?;
+    // Each holds busybox twice, as it was sent and as it was copied: about 4 MB.
+    let old = farm.route("github.com/acme/old")?;
+    farm.build(&old.endpoint, "old").await?;
+    farm.complete(&old)?;
+    farm.until("the old daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
+    ensure!(!farm.said().contains("pruned"), "one alone fits");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let new = farm.route("github.com/acme/new")?;
+    farm.build(&new.endpoint, "new").await?;
+    let pruned = format!("pruned for the cache budget project.key=\"{}\"", old.key);
+    farm.until("the old cache is pruned", SOON, |farm| Ok(farm.said().contains(&pruned))).await?;
+    ensure!(!farm.said().contains(&pruned.replace(&old.key, &new.key)), "{}", farm.said());
+    ensure!(cached(&farm.build(&new.endpoint, "new").await?), "the cache of a build in flight was pruned");
+    ensure!(!cached(&farm.build(&old.endpoint, "old").await?), "nothing was pruned");
+    Ok(())
+}
+
 pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine>) -> anyhow::Result<()> {
     let mut farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
     let routed = farm.route(REPO)?;

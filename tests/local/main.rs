@@ -61,6 +61,7 @@ fn tests() -> Vec<Test<Machine>> {
         test!(lifecycle::an_idle_daemon_goes_to_zero_and_a_dial_wakes_it),
         test!(lifecycle::a_build_that_nobody_registered_keeps_its_daemon),
         test!(lifecycle::ctrl_c_lets_builds_end_first),
+        test!(lifecycle::the_least_recently_used_cache_makes_room),
         test!(lifecycle::stop_logs_rm_and_prune_do_what_they_say),
         test!(killed::whoever_is_killed_nothing_is_lost).serial().limit(Duration::from_secs(900)),
         test!(killed::a_daemon_that_no_project_knows_of_is_ended),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::{Keeper, Next};
+use crate::families::build_farm::api;
 use crate::families::build_farm::ledger::{Closing, Operation, Outcome};
 use crate::families::build_farm::lifecycle;
 use crate::families::build_farm::truth::{Answers, Busy, Observations, QUIET, Verdict, quiet, unused};
@@ -206,10 +207,20 @@ impl Keeper {
         if let Err(error) = log::bound(layout, key) {
             tracing::warn!(project.key = key, %error, "the output of a daemon cannot be bounded");
         }
-        if let Ok(Some(cache)) = running.daemon.cache(USAGE).await {
-            let gi = self.core.index.get(key).map_or(0, |record| record.project.spec.cache_volume_gi);
-            let bytes_total = u64::try_from(gi).unwrap_or(0) << 30;
-            running.cache = Some(CacheRoom { bytes_used: cache.bytes, bytes_total });
+        self.look_at_cache().await;
+    }
+
+    /// Notes what the cache holds, beyond the life of its daemon.
+    pub(super) async fn look_at_cache(&mut self) {
+        let key = self.key.as_str();
+        let (Some(running), Some(record)) = (&mut self.running, self.core.index.get(key)) else { return };
+        let Ok(Some(cache)) = running.daemon.cache(USAGE).await else { return };
+        let gi = u64::try_from(record.project.spec.cache_volume_gi).unwrap_or(0);
+        running.cache = Some(CacheRoom { bytes_used: cache.bytes, bytes_total: gi << 30 });
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let room = api::CacheRoom { bytes_used: signed(cache.bytes), bytes_total: signed(gi << 30) };
+        if let Err(error) = self.core.writer.submit(key, Change::Room(room)).await {
+            tracing::warn!(project.key = key, %error, "the size of a cache could not be noted");
         }
     }
 

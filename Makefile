@@ -60,7 +60,7 @@ demo-cluster: tools build
 
 # The program that measures is not what is measured: any profile will do.
 bench: tools build
-	cargo bench --locked --profile dev --bench control_plane
+	cargo bench --locked --profile dev --bench control_plane --bench one_host
 
 lint:
 	cargo fmt --check

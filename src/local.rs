@@ -4,14 +4,18 @@
 //! `writer` owns the projects and makes every change persistent (`store`,
 //! `journal`); [`index`] is what everything else reads. `keeper` carries out,
 //! per project, what the pure decisions of the build farm say; [`farm`] is the
-//! [`Provisioner`](crate::provisioner::Provisioner). Pure: [`address`],
-//! [`layout`], [`record`], `configuration`.
+//! [`Provisioner`](crate::provisioner::Provisioner). [`runtime`] and [`storage`]
+//! know how daemons are run and caches kept: what comes beside processes and
+//! file systems has its place there. Pure: [`address`], [`layout`], [`record`],
+//! [`recovery`], [`configuration`], [`budget::plan`], [`cgroup::place`].
 
 pub mod address;
 pub mod args;
 pub mod budget;
 pub mod certificates;
+pub mod cgroup;
 pub mod client;
+pub mod clock;
 pub mod configuration;
 pub mod control;
 pub mod core;
@@ -28,6 +32,7 @@ pub mod procfs;
 pub mod programs;
 pub mod record;
 pub mod recovery;
+pub mod runtime;
 pub mod storage;
 pub mod store;
 pub mod up;

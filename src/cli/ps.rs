@@ -1,10 +1,10 @@
 //! `bko-install ps`: what runs where, from the routing API or from the cluster.
 #![expect(clippy::disallowed_methods, reason = "shell: ages are told at the time of asking")]
 
-mod changes;
+pub(super) mod changes;
 mod remote;
 mod source;
-mod table;
+pub(super) mod table;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use oci_client::Reference;
 
+use super::runtime;
 use super::storage::Kind;
 use crate::families::build_farm::settings::Settings;
 use crate::names::{DAEMON_PORT, domain_or_nothing};
@@ -42,14 +43,6 @@ impl StateArgs {
             None => own(),
         }
     }
-}
-
-/// How daemons are run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Runtime {
-    /// As processes of this host.
-    #[default]
-    Process,
 }
 
 /// Where BuildKit comes from.
@@ -176,7 +169,10 @@ pub struct UpArgs {
 pub struct DaemonArgs {
     /// How daemons are run
     #[arg(long, value_enum, default_value_t)]
-    pub runtime: Runtime,
+    pub runtime: runtime::Kind,
+    /// Cgroup below which each daemon has its own [default: this process's, at the top with cgroup v1; "" for none]
+    #[arg(long, value_name = "PATH")]
+    pub cgroup: Option<String>,
     /// What daemons run: auto is the buildkitd of PATH, else that of the stock image; or a file, a folder, an image
     #[arg(long, value_name = "auto|PATH|IMAGE", default_value_t = Buildkit::Auto)]
     pub buildkit: Buildkit,

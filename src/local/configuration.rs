@@ -50,9 +50,11 @@ pub struct Configuration {
 }
 
 impl Common {
-    /// How the daemon of a project is run.
-    pub fn daemon(&self, key: &str, address: Ipv4Addr, cache_gi: i32) -> Configuration {
-        let toml = self.toml(key, address, cache_gi);
+    /// How the daemon of a project is run. `steps` is the cgroup that it puts its steps into.
+    pub fn daemon(&self, key: &str, address: Ipv4Addr, cache_gi: i32, steps: Option<String>) -> Configuration {
+        // An ordinary user's steps stay where their daemon is.
+        let steps = steps.filter(|_| self.programs.rootlesskit.is_none());
+        let toml = self.toml(key, address, cache_gi, steps);
         let mut words: Vec<OsString> = Vec::new();
         if let Some(rootlesskit) = &self.programs.rootlesskit {
             words.push(rootlesskit.into());
@@ -80,7 +82,7 @@ impl Common {
         address.map(Daemon::new).map_err(|error| error.to_string())
     }
 
-    fn toml(&self, key: &str, address: Ipv4Addr, cache_gi: i32) -> String {
+    fn toml(&self, key: &str, address: Ipv4Addr, cache_gi: i32, steps: Option<String>) -> String {
         let mut table: Table = buildkitd_toml(&self.base, cache_gi).parse().unwrap_or_default();
         let text = |path: &Path| Value::String(path.display().to_string());
         let certificates = self.layout.daemon(key).join("certs");
@@ -107,6 +109,9 @@ impl Common {
                 oci.insert("enabled".to_owned(), Value::Boolean(true));
                 if let Some(runc) = &self.programs.runc {
                     oci.insert("binary".to_owned(), text(runc));
+                }
+                if let Some(steps) = steps {
+                    oci.insert("defaultCgroupParent".to_owned(), Value::String(steps));
                 }
                 if self.programs.rootlesskit.is_some() {
                     oci.insert("rootless".to_owned(), Value::Boolean(true));
@@ -154,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_daemon_is_told_everything_by_its_file() {
-        let daemon = common(false).daemon("p1", [127, 1, 2, 3].into(), 60);
+        let daemon = common(false).daemon("p1", [127, 1, 2, 3].into(), 60, Some("/bko/p1".into()));
         insta::assert_snapshot!(daemon.toml, @r#"
         root = "/var/lib/bko/caches/p1"
 
@@ -177,6 +182,7 @@ mod tests {
         enabled = false
 
         [worker.oci]
+        defaultCgroupParent = "/bko/p1"
         enabled = true
         gc = true
 
@@ -194,7 +200,7 @@ mod tests {
 
     #[test]
     fn an_ordinary_user_runs_it_within_a_user_namespace() {
-        let daemon = common(true).daemon("p1", [127, 1, 2, 3].into(), 60);
+        let daemon = common(true).daemon("p1", [127, 1, 2, 3].into(), 60, Some("/bko/p1".into()));
         let words: Vec<_> = daemon.invocation.words.iter().map(|w| w.to_string_lossy()).collect();
         assert_eq!(words[0], "/usr/bin/rootlesskit");
         let environment: Vec<_> = daemon.invocation.environment.iter().map(|(name, _)| name.as_str()).collect();
@@ -202,8 +208,12 @@ mod tests {
         let table: Table = daemon.toml.parse().unwrap();
         let oci = &table["worker"]["oci"];
         assert_eq!(oci["noProcessSandbox"].as_bool(), Some(true));
+        assert!(oci.get("defaultCgroupParent").is_none());
         assert_eq!(oci["binary"].as_str(), Some("/var/lib/bko/bin/buildkit-runc"));
         assert_ne!(daemon.fingerprint(b"a"), daemon.fingerprint(b"b"));
-        assert_ne!(daemon.fingerprint(b"a"), common(false).daemon("p1", [127, 1, 2, 3].into(), 60).fingerprint(b"a"));
+        assert_ne!(
+            daemon.fingerprint(b"a"),
+            common(false).daemon("p1", [127, 1, 2, 3].into(), 60, Some("/bko/p1".into())).fingerprint(b"a")
+        );
     }
 }

@@ -14,6 +14,7 @@ use super::certificates::Certificates;
 use super::configuration::Common;
 use super::index::Index;
 use super::record::Record;
+use super::runtime::Runtime;
 use super::storage::Storage;
 use super::writer::Writer;
 use crate::companion::metrics::Counters;
@@ -26,8 +27,10 @@ use crate::key::ProjectKey;
 /// Shared by keepers, provisioner and control socket.
 #[derive(Debug)]
 pub struct Core {
-    /// How daemons are run.
+    /// What all daemons have in common.
     pub common: Common,
+    /// How they are run.
+    pub runtime: Runtime,
     /// What decides.
     pub settings: Arc<Settings>,
     /// What is known.

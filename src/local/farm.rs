@@ -71,7 +71,7 @@ impl Farm {
 
     /// What this host can build.
     fn accept(&self, project: &Project, key: &ProjectKey) -> Result<(), ProvisionError> {
-        if key.is_fork() && !self.terms.unisolated_forks {
+        if key.is_fork() && !self.core.runtime.isolates() && !self.terms.unisolated_forks {
             return Err(ProvisionError::Forbidden(
                 "untrusted builds are not isolated from others on this host; `--allow-unisolated-forks` lets them run \
                  all the same"

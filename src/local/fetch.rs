@@ -18,6 +18,11 @@ use oci_client::{Reference, RegistryOperation};
 use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 
+/// The stock image that `--buildkit auto` falls back to. A digest belongs behind
+/// the tag, `…:v0.34.2-rootless@sha256:…`: nothing else is accepted then. Without
+/// one, the digest that came first is noted and told.
+pub const STOCK: &str = crate::families::build_farm::settings::DAEMON_IMAGE;
+
 /// Where it comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {

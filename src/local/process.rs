@@ -17,6 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use super::cgroup::Group;
 use super::procfs;
 use super::record::ProcessId;
 
@@ -36,6 +37,8 @@ pub struct Process {
     handle: AsyncFd<OwnedFd>,
     /// Only of those that we started: whose end we must hear of.
     child: Option<Child>,
+    /// Where it is, with all that it starts; none where cgroups cannot be made.
+    group: Option<Group>,
 }
 
 /// How it ended.
@@ -57,13 +60,15 @@ impl std::fmt::Display for Exit {
 }
 
 impl Process {
-    /// Starts a program whose output is appended to `log`.
+    /// Starts a program whose output is appended to `log`, within a cgroup if there is one.
     ///
     /// # Errors
     /// The operating system's.
-    pub fn start(invocation: &Invocation, log: &Path) -> io::Result<Self> {
+    pub fn start(invocation: &Invocation, log: &Path, group: Option<Group>) -> io::Result<Self> {
         let log = open_log(log)?;
-        let (program, arguments) = invocation.words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let entering = group.as_ref().map(|group| group.enter(&invocation.words));
+        let words = entering.as_ref().unwrap_or(&invocation.words);
+        let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(program);
         command.args(arguments).envs(invocation.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
@@ -74,7 +79,7 @@ impl Process {
             Ok::<_, io::Error>((ProcessId { pid, started }, handle(pid)?))
         };
         match attach() {
-            Ok((id, handle)) => Ok(Self { id, handle, child: Some(child) }),
+            Ok((id, handle)) => Ok(Self { id, handle, child: Some(child), group }),
             Err(error) => {
                 let _ = child.start_kill();
                 Err(error)
@@ -83,11 +88,11 @@ impl Process {
     }
 
     /// Takes over a process that somebody else started; `None` when it has ended.
-    pub fn adopt(id: ProcessId) -> Option<Self> {
+    pub fn adopt(id: ProcessId, group: Option<Group>) -> Option<Self> {
         // In this order: the handle is then of the process that is looked at.
         let handle = handle(id.pid).ok()?;
         let seen = procfs::one(id.pid)?;
-        (seen.id == id && !seen.ended).then_some(Self { id, handle, child: None })
+        (seen.id == id && !seen.ended).then_some(Self { id, handle, child: None, group })
     }
 
     /// Which one it is.
@@ -109,6 +114,7 @@ impl Process {
     pub async fn stop(&mut self, patience: Duration) -> Exit {
         let _ = pidfd_send_signal(self.handle.get_ref(), Signal::TERM);
         if let Ok(exit) = timeout(patience, self.ended()).await {
+            self.clear().await;
             return exit;
         }
         tracing::warn!(process.pid = self.id.pid, "a daemon did not end when asked to");
@@ -119,7 +125,7 @@ impl Process {
     pub async fn kill(&mut self) -> Exit {
         let family = procfs::descendants(self.id.pid, &procfs::all());
         // Handles first: they are of the processes that are meant, whatever comes.
-        let family: Vec<_> = family.into_iter().filter_map(Self::adopt).collect();
+        let family: Vec<_> = family.into_iter().filter_map(|id| Self::adopt(id, None)).collect();
         if let Some(group) = pid(self.id.pid) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -130,7 +136,15 @@ impl Process {
             // Whoever uses the cache next must find it alone.
             let _ = timeout(FAMILY, member.ended()).await;
         }
+        self.clear().await;
         exit
+    }
+
+    /// Ends what it left behind, wherever in the tree of processes that is.
+    async fn clear(&mut self) {
+        if let Some(group) = self.group.take() {
+            group.end().await;
+        }
     }
 }
 
@@ -169,7 +183,7 @@ mod tests {
     #[tokio::test]
     async fn output_goes_to_the_log_and_the_end_is_told() {
         let (_folder, log) = log();
-        let mut process = Process::start(&shell("echo out; echo err >&2; exit 3"), &log).unwrap();
+        let mut process = Process::start(&shell("echo out; echo err >&2; exit 3"), &log, None).unwrap();
         assert_eq!(process.ended().await.to_string(), "ended with exit code 3");
         assert_eq!(std::fs::read_to_string(log).unwrap(), "out\nerr\n");
     }
@@ -177,13 +191,13 @@ mod tests {
     #[tokio::test]
     async fn an_adopted_process_is_heard_to_end_and_is_never_taken_for_another() {
         let (_folder, log) = log();
-        let mut started = Process::start(&shell("sleep 60"), &log).unwrap();
+        let mut started = Process::start(&shell("sleep 60"), &log, None).unwrap();
         let id = started.id();
-        assert!(Process::adopt(ProcessId { started: id.started + 1, ..id }).is_none());
-        let mut adopted = Process::adopt(id).unwrap();
+        assert!(Process::adopt(ProcessId { started: id.started + 1, ..id }, None).is_none());
+        let mut adopted = Process::adopt(id, None).unwrap();
         let (first, second) = tokio::join!(adopted.stop(Duration::from_secs(5)), started.ended());
         assert_eq!((first.to_string().as_str(), second.to_string().as_str()), ("ended", "was ended by signal 15"));
-        assert!(Process::adopt(id).is_none());
+        assert!(Process::adopt(id, None).is_none());
     }
 
     #[tokio::test]
@@ -193,7 +207,7 @@ mod tests {
         // The grandchild is in a session of its own, as containers are.
         let script =
             format!("trap '' TERM; setsid sleep 60 & echo $! > {0}.tmp; mv {0}.tmp {0}; wait; wait", pids.display());
-        let mut process = Process::start(&shell(&script), &log).unwrap();
+        let mut process = Process::start(&shell(&script), &log, None).unwrap();
         let grandchild = loop {
             match std::fs::read_to_string(&pids) {
                 Ok(pid) => break pid.trim().parse().unwrap(),

@@ -11,8 +11,8 @@ use super::record::ProcessId;
 pub struct Found {
     /// The daemon of each project: its builds may go on.
     pub daemons: HashMap<String, ProcessId>,
-    /// Nobody's any more.
-    pub orphans: Vec<ProcessId>,
+    /// Nobody's any more, with the project that they were of.
+    pub orphans: Vec<(String, ProcessId)>,
 }
 
 /// Sorts the processes of the host. `recorded` has every project, and the
@@ -35,7 +35,7 @@ pub fn sort(layout: &Layout, recorded: &HashMap<String, Option<ProcessId>>, all:
         if recorded.contains_key(&key) && !found.daemons.contains_key(&key) {
             found.daemons.insert(key, seen.id);
         } else {
-            found.orphans.push(seen.id);
+            found.orphans.push((key, seen.id));
         }
     }
     found
@@ -74,8 +74,11 @@ mod tests {
         let recorded = [("p1", None), ("p2", Some(id(21, 101))), ("p4", Some(id(50, 100)))];
         let recorded = recorded.map(|(key, process)| (key.to_owned(), process)).into();
         let mut found = sort(&layout, &recorded, &all);
-        found.orphans.sort_by_key(|id| id.pid);
+        found.orphans.sort_by_key(|(_, id)| id.pid);
         let daemons = [("p1".to_owned(), id(10, 100)), ("p2".to_owned(), id(21, 101))].into();
-        assert_eq!(found, Found { daemons, orphans: vec![id(20, 100), id(30, 100)] });
+        assert_eq!(
+            found,
+            Found { daemons, orphans: vec![("p2".to_owned(), id(20, 100)), ("p3".to_owned(), id(30, 100))] }
+        );
     }
 }

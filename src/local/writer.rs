@@ -39,6 +39,8 @@ pub enum Change {
     Room(CacheRoom),
     /// Its daemon is wanted for a moment, whenever it was last used.
     Wake,
+    /// Its times that are yet to come are taken for now.
+    Rewind,
     /// It goes, if it is a fork that nothing wants.
     Reap,
     /// It goes.
@@ -205,6 +207,10 @@ impl Desk {
             (Change::Reap, Some(known)) if !lifecycle::reap(&known.project, &self.settings, now) => {
                 return Ok(Outcome::StillWanted);
             }
+            (Change::Rewind, Some(known)) => match known.until(now) {
+                Some(record) => (Some(record), Outcome::Done),
+                None => return Ok(Outcome::Nothing),
+            },
             (Change::Room(room), Some(known)) => {
                 let mut record = (*known).clone();
                 record.project.status.get_or_insert_default().cache = Some(room);

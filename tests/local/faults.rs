@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use bko_install::local::layout::Layout;
+use bko_install::local::store::Store;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use crate::Machine;
@@ -107,5 +110,40 @@ pub(crate) async fn a_full_disk_refuses_routes_and_loses_nothing(machine: Arc<Ma
     for routed in [held, after] {
         ensure!(farm.is_registered(&routed)?, "{routed:?} is lost");
     }
+    Ok(())
+}
+
+/// What the state would say, had this host's clock been ahead by a day.
+fn be_ahead(farm: &Farm) -> anyhow::Result<()> {
+    let (mut store, records) = Store::open(&Layout::new(farm.state.clone())?)?;
+    let late = |time: &mut Timestamp| *time += SignedDuration::from_hours(24);
+    let mut changes = Vec::new();
+    for (key, record) in records {
+        let mut record = (*record).clone();
+        let status = record.project.status.as_mut().context("no status")?;
+        status.last_build_time.iter_mut().for_each(|time| late(&mut time.0));
+        status.inflight.iter_mut().for_each(|entry| late(&mut entry.since.0));
+        changes.push((key, Some(Arc::new(record))));
+    }
+    store.write(&changes)?;
+    Ok(store.fold()?)
+}
+
+pub(crate) async fn a_clock_that_was_put_back_is_told_and_keeps_no_daemon(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let flags = ["--idle-seconds=1", "--adaptive-idle-max-seconds=0", "--max-build-seconds=4"];
+    let mut farm = Farm::up(&machine.tools, Who::Root, &flags).await?;
+    let routed = farm.route(REPO)?;
+    farm.kill()?;
+    be_ahead(&farm)?;
+    farm.start().await?;
+    ensure!(farm.said().contains("clock was put back"), "{}", farm.said());
+    ensure!(farm.is_registered(&routed)?, "{routed:?} is lost");
+    // Neither its use nor a build that nobody releases lies a day ahead any more.
+    let held = farm.route(REPO)?;
+    farm.kill()?;
+    be_ahead(&farm)?;
+    farm.start().await?;
+    farm.until("the daemon goes to zero", Duration::from_secs(30), |farm| Ok(farm.daemons().is_empty())).await?;
+    ensure!(!farm.is_registered(&held)?, "an entry outlived its time");
     Ok(())
 }

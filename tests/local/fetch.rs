@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Context as _, ensure};
 use oci_client::client::{ClientConfig, ClientProtocol, Config, ImageLayer};
@@ -52,11 +52,15 @@ async fn push(machine: &Machine) -> anyhow::Result<String> {
     Ok(client.fetch_manifest_digest(&image, &auth).await?)
 }
 
-/// Stands before the registry, and ends every connection after [`CUT`] bytes.
-async fn cutting(cuts: Arc<AtomicUsize>) -> anyhow::Result<()> {
+/// Stands before the registry, and ends every connection after [`CUT`] bytes;
+/// after the first of these it gives nothing any more while `dead`.
+async fn cutting(cuts: Arc<AtomicUsize>, dead: Arc<AtomicBool>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", CUTTING)).await?;
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
+            if dead.load(Ordering::Relaxed) && cuts.load(Ordering::Relaxed) > 0 {
+                continue;
+            }
             let cuts = cuts.clone();
             tokio::spawn(async move {
                 let mut registry = TcpStream::connect(("127.0.0.1", REGISTRY)).await?;
@@ -93,8 +97,8 @@ pub(crate) async fn buildkit_comes_out_of_its_image_however_often_the_registry_c
     let url = format!("http://127.0.0.1:{REGISTRY}/v2/");
     registry.wait_until(std::time::Duration::from_secs(10), async || answers(&url).await).await?;
     let digest = push(&machine).await?;
-    let cuts = Arc::new(AtomicUsize::new(0));
-    cutting(cuts.clone()).await?;
+    let (cuts, dead) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+    cutting(cuts.clone(), dead.clone()).await?;
 
     let mirror = format!("--buildkit-mirror=127.0.0.1:{CUTTING}");
     let pinned = format!("--buildkit=docker.io/moby/buildkit:v1@{digest}");
@@ -102,6 +106,17 @@ pub(crate) async fn buildkit_comes_out_of_its_image_however_often_the_registry_c
     let refused = Farm::new(&machine.tools, Who::Root, &[&other, &mirror])?.up_command().output()?;
     let said = String::from_utf8_lossy(&refused.stderr);
     ensure!(!refused.status.success() && said.contains("cannot pull") && said.contains("hint: "), "{said}");
+
+    // One that dies half-way is told of, with what to do; and what came is kept.
+    let farm = Farm::new(&machine.tools, Who::Root, &[&pinned, &mirror])?;
+    let refused = tokio::process::Command::from(farm.up_command()).output().await?;
+    let said = String::from_utf8_lossy(&refused.stderr);
+    ensure!(!refused.status.success() && said.contains("ended early 5 times"), "{said}");
+    ensure!(said.contains("hint: what came is kept"), "{said}");
+    let kept = std::fs::read_dir(farm.state.join("download"))?.flatten();
+    let kept: u64 = kept.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum();
+    ensure!(kept > 1 << 20, "{kept} bytes are kept of {CUT}");
+    dead.store(false, Ordering::Relaxed);
 
     for who in [Who::Root, Who::Ordinary] {
         cuts.store(0, Ordering::Relaxed);

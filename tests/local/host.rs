@@ -15,13 +15,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::harness::executable::executable;
+use crate::harness::sandbox;
 use crate::harness::tools::Tools;
 
 /// Where overlays can be made, which the sandbox's own folders are.
 const ROOM: &str = "/tmp/hostpath_pv";
 
 /// The ordinary user.
-const USER: u32 = 4242;
+pub(crate) const USER: u32 = 4242;
 
 /// Programs that the ordinary user can reach.
 const PROGRAMS: &str = "/tmp/hostpath_pv/bin";
@@ -64,6 +65,9 @@ pub(crate) struct Farm {
     child: Option<Child>,
     buildctl: PathBuf,
     buildx: PathBuf,
+    /// Below the mount points, where its cgroups are; and whether `up` itself begins there.
+    cgroup: String,
+    within: bool,
 }
 
 /// Each farm has its own.
@@ -104,7 +108,8 @@ impl Farm {
         }
         let flags = flags.iter().map(OsString::from).collect();
         let (buildctl, buildx) = (tools.file("buildctl"), tools.file("buildx"));
-        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx })
+        let cgroup = format!("{}/s{n}", sandbox::cgroup());
+        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within: false })
     }
 
     /// A farm that is up.
@@ -114,9 +119,36 @@ impl Farm {
         Ok(farm)
     }
 
+    /// Below the mount points, where its cgroups are.
+    pub(crate) fn cgroup(&self) -> &str {
+        &self.cgroup
+    }
+
+    /// `up` begins within a cgroup, and makes those of its daemons there.
+    pub(crate) fn begin_in(&mut self, cgroup: &str) {
+        (self.cgroup, self.within) = (cgroup.to_owned(), true);
+    }
+
+    /// Other flags, from its next start on.
+    pub(crate) fn set_flags(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(OsString::from).collect();
+    }
+
     fn command(&self, verb: &str) -> Command {
         let program = Path::new(PROGRAMS).join("bko-install");
+        let enter = format!(
+            "for f in /sys/fs/cgroup/*/{0}/cgroup.procs /sys/fs/cgroup/{0}/cgroup.procs; do \
+            [ ! -f $f ] || echo 0 >$f; done; exec \"$@\"",
+            self.cgroup
+        );
         let mut command = match self.who {
+            Who::Ordinary if self.within && verb == "up" => {
+                let mut command = Command::new("sh");
+                let id = USER.to_string();
+                command.args(["-c", &enter, "sh", "setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"]);
+                command.arg(program);
+                command
+            }
             Who::Root => Command::new(program),
             Who::Ordinary => {
                 let mut command = Command::new("setpriv");
@@ -137,6 +169,8 @@ impl Farm {
         let Ports { gateway, api, admin, daemon } = self.ports;
         command.arg(format!("--listen=lo:{gateway}")).arg(format!("--api-listen=127.0.0.1:{api}"));
         command.arg(format!("--metrics-addr=127.0.0.1:{admin}")).arg(format!("--daemon-port={daemon}"));
+        // The keeper of the sandbox removes what is below.
+        command.arg(format!("--cgroup=/{}", self.cgroup));
         command.args(&self.flags);
         command
     }
@@ -165,6 +199,11 @@ impl Farm {
 
     fn log(&self) -> PathBuf {
         self.state.with_extension("log")
+    }
+
+    /// The process of `up`.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
     }
 
     /// What `up` has said so far.

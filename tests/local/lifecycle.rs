@@ -107,20 +107,30 @@ pub(crate) async fn ctrl_c_lets_builds_end_first(machine: Arc<Machine>) -> anyho
 }
 
 pub(crate) async fn the_least_recently_used_cache_makes_room(machine: Arc<Machine>) -> anyhow::Result<()> {
-    let flags = [HASTY[0], HASTY[1], "--cache-budget=7Mi", "--cache-budget-every=2s"];
-    let mut farm = Farm::up(&machine.tools, Who::Root, &flags).await?;
-    // Each holds busybox twice, as it was sent and as it was copied: about 4 MB.
-    let old = farm.route("github.com/acme/old")?;
-    farm.build(&old.endpoint, "old").await?;
-    farm.complete(&old)?;
-    farm.until("the old daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
-    ensure!(!farm.said().contains("pruned"), "one alone fits");
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let new = farm.route("github.com/acme/new")?;
-    farm.build(&new.endpoint, "new").await?;
-    let pruned = format!("pruned for the cache budget project.key=\"{}\"", old.key);
-    farm.until("the old cache is pruned", SOON, |farm| Ok(farm.said().contains(&pruned))).await?;
-    ensure!(!farm.said().contains(&pruned.replace(&old.key, &new.key)), "{}", farm.said());
+    let mut farm = Farm::up(&machine.tools, Who::Root, &HASTY).await?;
+    let (mut routed, mut sizes) = (Vec::new(), Vec::new());
+    for name in ["old", "new"] {
+        let one = farm.route(&format!("github.com/acme/{name}"))?;
+        farm.build(&one.endpoint, name).await?;
+        farm.complete(&one)?;
+        farm.until("the size of its cache is told", SOON, |farm| {
+            Ok(farm.project(&one.key)?.summary.cache.is_some_and(|room| room.bytes_used > 0))
+        })
+        .await?;
+        sizes.push(farm.project(&one.key)?.summary.cache.context("no cache")?.bytes_used);
+        routed.push(one);
+        farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
+    }
+    farm.stop().await?;
+    // One of them fits, both do not.
+    let budget = format!("--cache-budget={}", sizes[1] + sizes[0] / 2);
+    farm.set_flags(&[HASTY[0], HASTY[1], &budget, "--cache-budget-every=1s"]);
+    farm.start().await?;
+    let (old, new) = (&routed[0], farm.route("github.com/acme/new")?);
+    let pruned = |key: &str| format!("pruned for the cache budget project.key=\"{key}\"");
+    let told = pruned(&old.key);
+    farm.until("the old cache is pruned", SOON, |farm| Ok(farm.said().contains(&told))).await?;
+    ensure!(!farm.said().contains(&pruned(&new.key)), "{}", farm.said());
     ensure!(cached(&farm.build(&new.endpoint, "new").await?), "the cache of a build in flight was pruned");
     ensure!(!cached(&farm.build(&old.endpoint, "old").await?), "nothing was pruned");
     Ok(())
@@ -147,7 +157,8 @@ pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine
     ensure!(pruned.status.success() && String::from_utf8_lossy(&pruned.stderr).contains("freed"), "{pruned:?}");
     let pruned = farm.build(&routed.endpoint, "verbs").await?;
     ensure!(!cached(&pruned), "{pruned}");
-    ensure!(farm.run("stop", &[key])?.status.success());
+    // Nobody routed that build: its daemon says a moment later that it has ended.
+    farm.until("the daemon may stop", SOON, |farm| Ok(farm.run("stop", &[key])?.status.success())).await?;
     farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
     ensure!(farm.run("prune", &[key])?.status.success() && !farm.state.join("caches").join(key).exists());
     ensure!(farm.run("prune", &[])?.status.success());

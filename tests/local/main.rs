@@ -10,12 +10,14 @@ mod shared {
 }
 
 mod builds;
+mod cgroups;
 mod faults;
 mod fetch;
 mod host;
 mod killed;
 mod lifecycle;
 mod storage;
+mod unit;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -71,6 +73,10 @@ fn tests() -> Vec<Test<Machine>> {
         test!(faults::a_daemon_that_cannot_start_is_told_with_its_last_word),
         test!(faults::a_damaged_state_is_told_and_caches_are_found_again),
         test!(faults::a_full_disk_refuses_routes_and_loses_nothing),
+        test!(faults::a_clock_that_was_put_back_is_told_and_keeps_no_daemon),
+        test!(cgroups::each_daemon_has_its_own_and_ends_with_all_that_is_in_it),
+        test!(cgroups::an_ordinary_user_has_some_where_it_may_make_them),
+        test!(unit::systemd_finds_nothing_wrong_with_the_unit),
         test!(fetch::buildkit_comes_out_of_its_image_however_often_the_registry_cuts).limit(Duration::from_secs(240)),
         test!(storage::every_file_system_keeps_and_copies_caches).serial(),
     ]

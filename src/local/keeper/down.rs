@@ -233,11 +233,13 @@ impl Keeper {
         }
         let now = Timestamp::now();
         let newest = core.storage.snapshots(key).pop().and_then(|name| Timestamp::from_second(name.parse().ok()?).ok());
-        if newest.is_some_and(|newest| lifecycle::age(newest, now) < every) {
+        if newest.is_some_and(|newest| newest <= now && lifecycle::age(newest, now) < every) {
             return;
         }
+        // Newest by its name, too, when the clock was put back.
+        let name = newest.map_or(now, |newest| now.max(newest + Duration::from_secs(1))).as_second().to_string();
         let _cache = core.caches.take(key).await;
-        if let Err(error) = core.storage.snapshot(key, &now.as_second().to_string()).await {
+        if let Err(error) = core.storage.snapshot(key, &name).await {
             tracing::warn!(project.key = key, %error, "a snapshot could not be taken");
             return;
         }

@@ -13,6 +13,7 @@ use super::{Keeper, Next};
 use crate::companion::daemon::Daemon;
 use crate::families::build_farm::health::{DaemonState, Fault};
 use crate::local::certificates::replace;
+use crate::local::configuration::Configuration;
 use crate::local::core::{Announced, instant};
 use crate::local::log;
 use crate::local::process::{Exit, Process};
@@ -79,7 +80,7 @@ impl Keeper {
         made.map_err(|error| format!("cannot make \"{}\": {error}", folder.display()))?;
         self.seed(record).await?;
         let certificate = core.certificates.daemon(&self.key, record.address).map_err(|error| chain(&error))?;
-        let daemon = core.common.daemon(key, record.address, record.project.spec.cache_volume_gi);
+        let daemon = self.configuration(record);
         let fingerprint = daemon.fingerprint(&certificate);
         let write = |path: PathBuf, content: &str| {
             replace(&path, content.as_bytes()).map_err(|error| format!("cannot write \"{}\": {error}", path.display()))
@@ -90,7 +91,9 @@ impl Keeper {
         let log = layout.log(key);
         let _ = log::bound(layout, key);
         let from = fs::metadata(&log).map_or(0, |metadata| metadata.len());
-        let mut process = Process::start(&daemon.invocation, &log)
+        let mut process = core
+            .runtime
+            .start(key, &daemon.invocation, &log)
             .map_err(|error| format!("cannot run \"{}\": {error}", daemon.invocation.words[0].display()))?;
         // A process that nobody noted is found all the same: by its command line.
         if let Err(error) = core.writer.submit(key, Change::Process(Some(process.id()))).await {
@@ -193,8 +196,12 @@ impl Keeper {
     pub(super) fn fingerprint(&self, record: &Record) -> Option<String> {
         let core = &self.core;
         let certificate = core.certificates.daemon(&self.key, record.address).ok()?;
-        let daemon = core.common.daemon(self.key.as_str(), record.address, record.project.spec.cache_volume_gi);
-        Some(daemon.fingerprint(&certificate))
+        Some(self.configuration(record).fingerprint(&certificate))
+    }
+
+    fn configuration(&self, record: &Record) -> Configuration {
+        let (core, key) = (&self.core, self.key.as_str());
+        core.common.daemon(key, record.address, record.project.spec.cache_volume_gi, core.runtime.steps(key))
     }
 }
 

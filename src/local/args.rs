@@ -1,19 +1,19 @@
 //! Flags of `bko-install up`.
 
-use std::net::SocketAddr;
+mod values;
+
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use oci_client::Reference;
 
 use super::runtime;
 use super::storage::Kind;
 use crate::families::build_farm::settings::Settings;
 use crate::names::{DAEMON_PORT, domain_or_nothing};
 use crate::router::RouteArgs;
-use crate::runtime::listen::{ListenAddress, ParseListenAddress};
+use crate::runtime::listen::ListenAddress;
+pub use values::{Buildkit, GatewayListen};
 
 /// Where the state folder is.
 #[derive(Clone, Debug, Args)]
@@ -43,91 +43,6 @@ impl StateArgs {
             None => own(),
         }
     }
-}
-
-/// Where BuildKit comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Buildkit {
-    /// `PATH`, else the stock image.
-    Auto,
-    /// A file `buildkitd`, or the folder that has it.
-    Path(PathBuf),
-    /// An image as moby/buildkit.
-    Image(Reference),
-}
-
-impl FromStr for Buildkit {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        if s == "auto" {
-            return Ok(Self::Auto);
-        }
-        // As a shell tells programs from paths.
-        if s.starts_with(['/', '.']) {
-            return Ok(Self::Path(s.into()));
-        }
-        let image = s.parse().map(Self::Image);
-        image.map_err(|error| format!("want auto, a path such as ./buildkitd, or an image: {error}"))
-    }
-}
-
-impl std::fmt::Display for Buildkit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Path(path) => path.display().fmt(f),
-            Self::Image(image) => image.fmt(f),
-        }
-    }
-}
-
-/// Where builds connect to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GatewayListen {
-    /// `lo:PORT`: every loopback address of this host, and nothing else.
-    Loopback(u16),
-    /// An address that other hosts may reach.
-    Address(ListenAddress),
-}
-
-impl FromStr for GatewayListen {
-    type Err = ParseListenAddress;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        match s.strip_prefix("lo:").and_then(|port| port.parse().ok()) {
-            Some(port) => Ok(Self::Loopback(port)),
-            // Without a port, the usual one.
-            None => match s.parse::<std::net::IpAddr>() {
-                Ok(ip) => Ok(Self::Address(ListenAddress::One(SocketAddr::new(ip, DAEMON_PORT)))),
-                Err(_) => s.parse().map(Self::Address),
-            },
-        }
-    }
-}
-
-impl std::fmt::Display for GatewayListen {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Loopback(port) => write!(f, "lo:{port}"),
-            Self::Address(address) => address.fmt(f),
-        }
-    }
-}
-
-/// A number of bytes, with or without Ki, Mi, Gi or Ti.
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "Ki" => 10,
-        "Mi" => 20,
-        "Gi" => 30,
-        "Ti" => 40,
-        _ => return Err("want a number of bytes, such as 200Gi".to_owned()),
-    };
-    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    number.ok_or_else(|| "want a number of bytes, such as 200Gi".to_owned())
 }
 
 /// Flags of `bko-install up`.
@@ -195,7 +110,7 @@ pub struct DaemonArgs {
     #[arg(long, value_name = "GIB", default_value_t = 60, value_parser = clap::value_parser!(i32).range(1..))]
     pub cache_volume_gi: i32,
     /// Bytes that all caches may have together, such as 200Gi; the least recently used are pruned first
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     pub cache_budget: Option<u64>,
     /// How often caches are added up for the budget
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration, hide = true)]
@@ -268,41 +183,6 @@ impl UpArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn listen_addresses_are_read_and_written() {
-        for (text, shown) in [
-            ("lo:1234", "lo:1234"),
-            ("0.0.0.0", "0.0.0.0:1234"),
-            ("0.0.0.0:7", "0.0.0.0:7"),
-            (":9", ":9"),
-            ("::1", "[::1]:1234"),
-        ] {
-            assert_eq!(text.parse::<GatewayListen>().unwrap().to_string(), shown);
-        }
-        for text in ["lo", "lo:", "lo:70000", "eth0:1"] {
-            assert!(text.parse::<GatewayListen>().is_err(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn bytes_have_units() {
-        assert_eq!(["7", "2Ki", "3Mi", "200Gi", "1Ti"].map(bytes), [7, 2 << 10, 3 << 20, 200 << 30, 1 << 40].map(Ok));
-        for text in ["", "Gi", "1G", "1.5Gi", "-1", "99999999Ti"] {
-            assert!(bytes(text).is_err(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn buildkit_is_a_path_or_an_image() {
-        let read = |text: &str| text.parse::<Buildkit>();
-        assert_eq!(read("auto"), Ok(Buildkit::Auto));
-        for path in ["/usr/bin/buildkitd", "./buildkitd", "../bin"] {
-            assert_eq!(read(path), Ok(Buildkit::Path(path.into())));
-        }
-        assert_eq!(read("moby/buildkit:v1").unwrap().to_string(), "docker.io/moby/buildkit:v1");
-        assert!(read("NOT AN IMAGE").unwrap_err().starts_with("want auto, a path"));
-    }
 
     #[test]
     fn the_state_is_where_such_a_user_keeps_state() {

@@ -1,15 +1,17 @@
 //! Caches on disk: made, copied and removed by what the file system can do
-//! best. A cache appears whole or not at all.
-#![expect(clippy::disallowed_methods, reason = "shell: probes the file system")]
+//! best. A cache appears whole or not at all. What can do it otherwise (`zfs`)
+//! would be a further [`Kind`]: a probe, and its way to make, copy and remove.
+
+mod probe;
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use clap::ValueEnum;
-use rustix::fs::{ioctl_ficlone, statfs};
+use rustix::fs::statfs;
 use tokio::process::Command;
 
 use super::layout::Layout;
@@ -190,35 +192,6 @@ impl Storage {
         Ok(())
     }
 
-    async fn probe_btrfs(&self) -> Result<(), StorageError> {
-        let unusable = |why: String| StorageError::Unusable { kind: "btrfs", why };
-        let caches = self.layout.caches();
-        let magic = statfs(&caches).map_err(|error| StorageError::Folder(caches.clone(), error.into()))?.f_type;
-        if magic as i64 != BTRFS {
-            return Err(unusable(format!("\"{}\" is not on btrfs", caches.display())));
-        }
-        let probe = caches.join(format!("{UNFINISHED}probe"));
-        let made = self.run("btrfs", &["subvolume".as_ref(), "create".as_ref(), probe.as_ref()]).await;
-        let made = made.and(self.run("btrfs", &["subvolume".as_ref(), "delete".as_ref(), probe.as_ref()]).await);
-        made.map_err(|error| unusable(format!("{error}; it needs btrfs-progs and the right to delete subvolumes")))
-    }
-
-    fn probe_reflink(&self) -> Result<(), StorageError> {
-        let caches = self.layout.caches();
-        let paths = ["probe-a", "probe-b"].map(|name| caches.join(format!("{UNFINISHED}{name}")));
-        let probe = || {
-            fs::write(&paths[0], [1; 4096])?;
-            ioctl_ficlone(File::create(&paths[1])?, File::open(&paths[0])?)?;
-            Ok::<_, io::Error>(())
-        };
-        let result = probe();
-        paths.iter().for_each(|path| drop(fs::remove_file(path)));
-        result.map_err(|error| StorageError::Unusable {
-            kind: "reflink",
-            why: format!("the file system of \"{}\" cannot share blocks between files: {error}", caches.display()),
-        })
-    }
-
     async fn run(&self, program: &str, arguments: &[&OsStr]) -> Result<(), StorageError> {
         let mut command = match &self.rootlesskit {
             Some(rootlesskit) => {
@@ -264,6 +237,7 @@ fn is_subvolume(path: &Path) -> bool {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "tests read and write files")]
 mod tests {
     use super::*;
 

@@ -64,10 +64,9 @@ async fn building(farm: &mut Farm, who: Who) -> anyhow::Result<(String, tokio::p
     Ok((routed.key, build))
 }
 
-async fn ends_with_its_cgroup(machine: &Machine, farm: &mut Farm, who: Who) -> anyhow::Result<()> {
+async fn ends_with_its_cgroup(farm: &mut Farm, who: Who) -> anyhow::Result<()> {
     farm.start().await?;
     let (key, _build) = building(farm, who).await?;
-    ensure!(!groups(farm, &key).is_empty() && machine.tools.file("runc").exists());
     // The daemon dies, and its steps with it; another comes into the same cgroup.
     let [(daemon, _)] = farm.daemons()[..] else { anyhow::bail!("{:?}", farm.daemons()) };
     let before = members(&groups(farm, &key)[0]);
@@ -96,7 +95,7 @@ pub(crate) async fn each_daemon_has_its_own_and_ends_with_all_that_is_in_it(
     machine: Arc<Machine>,
 ) -> anyhow::Result<()> {
     let mut farm = Farm::new(&machine.tools, Who::Root, &[])?;
-    ends_with_its_cgroup(&machine, &mut farm, Who::Root).await?;
+    ends_with_its_cgroup(&mut farm, Who::Root).await?;
     farm.stop().await?;
     let left = hierarchies().into_iter().map(|mount| mount.join(farm.cgroup()));
     let left: Vec<_> = left.filter(|path| path.exists()).flat_map(std::fs::read_dir).flatten().flatten().collect();
@@ -118,5 +117,5 @@ pub(crate) async fn an_ordinary_user_has_some_where_it_may_make_them(machine: Ar
         }
     }
     farm.begin_in(&mine);
-    ends_with_its_cgroup(&machine, &mut farm, Who::Ordinary).await
+    ends_with_its_cgroup(&mut farm, Who::Ordinary).await
 }

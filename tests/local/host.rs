@@ -213,8 +213,8 @@ impl Farm {
 
     /// Sends a signal to `up`.
     pub(crate) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        let child = self.child.as_ref().context("it does not run")?;
-        let pid = Pid::from_raw(i32::try_from(child.id())?).context("no process id")?;
+        let pid = self.pid().context("it does not run")?;
+        let pid = Pid::from_raw(i32::try_from(pid)?).context("no process id")?;
         Ok(kill_process(pid, signal)?)
     }
 

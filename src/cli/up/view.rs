@@ -104,8 +104,8 @@ fn totals(projects: &[Summary]) -> String {
     if bytes > 0 {
         text.push_str(&format!(", caches {} GiB", table::gib(bytes)));
     }
-    if all > 0 {
-        text.push_str(&format!(", {}% of steps from the cache", cached * 100 / all));
+    if let Some(share) = (cached * 100).checked_div(all) {
+        text.push_str(&format!(", {share}% of steps from the cache"));
     }
     text
 }

@@ -45,13 +45,14 @@ impl Keeper {
     /// runs there that nobody registered.
     pub(super) async fn take_down(&mut self, record: &Record, closing: Closing) -> Result<Next, WriteError> {
         let key = self.key.clone();
+        self.note_builds().await?;
         // What is forced is cut whatever runs there.
         let forced = matches!(closing, Closing::Force(_)) || self.core.is_cut(key.as_str());
         if !forced && let Verdict::Busy(why) = self.look() {
             if record.project.status_or_default().gate.closed {
                 self.reopen(record).await?;
             }
-            return Ok(self.deferred(&why, LOOK_AGAIN));
+            return Ok(self.deferred(&why, again(&why)));
         }
         let close = Change::Apply(Operation::CloseGate(closing));
         if self.core.writer.submit(key.as_str(), close).await? == Outcome::StillWanted {
@@ -67,7 +68,7 @@ impl Keeper {
             }
             Asked::Busy(why) => {
                 self.reopen(record).await?;
-                return Ok(self.deferred(&why, LOOK_AGAIN));
+                return Ok(self.deferred(&why, again(&why)));
             }
         }
         self.stop(record).await?;
@@ -91,6 +92,7 @@ impl Keeper {
                 return Ok(self.deferred(&why, DRAINING));
             }
         }
+        self.note_builds().await?;
         self.stop(record).await?;
         Ok(Next::Rest)
     }
@@ -250,6 +252,11 @@ impl Keeper {
             }
         }
     }
+}
+
+/// When a daemon that is busy so is looked at again.
+fn again(why: &Busy) -> Duration {
+    if *why == Busy::JustBuilt { QUIET } else { LOOK_AGAIN }
 }
 
 /// Returns when the daemon is wanted, or its record has gone.

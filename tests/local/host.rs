@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use bko_install::local::procfs;
 use bko_install::provisioner::project::{Detail, Page};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -379,6 +380,9 @@ impl Farm {
                 found.push((pid, key.trim_start_matches('/').split('/').next().unwrap_or_default().to_owned()));
             }
         }
+        // A child that has not become another program yet looks like its daemon.
+        let pids: Vec<_> = found.iter().map(|(pid, _)| *pid).collect();
+        found.retain(|(pid, _)| procfs::one(*pid).is_some_and(|seen| !pids.contains(&seen.parent)));
         found.sort();
         found
     }

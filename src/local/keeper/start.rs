@@ -23,6 +23,9 @@ use crate::local::writer::{Change, WriteError};
 /// A daemon that does not serve by then does not start.
 const START: Duration = Duration::from_secs(60);
 
+/// How long a fork waits for a cache whose daemon is going to zero.
+const ENDING: Duration = Duration::from_secs(5);
+
 /// Pause between two looks at one that starts, first and last.
 const LOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
@@ -125,6 +128,10 @@ impl Keeper {
         let (mut seed, mut guard) = (None, None);
         if let Some(parent) = parent {
             guard = core.caches.try_take(parent);
+            if guard.is_none() && core.index.live(parent).is_none() {
+                // Its daemon is about to have ended.
+                guard = timeout(ENDING, core.caches.take(parent)).await.ok();
+            }
             let layout = &core.common.layout;
             let newest = || core.storage.snapshots(parent).pop().map(|name| layout.snapshots(parent).join(name));
             // A cache that is written to can only be copied in one go.

@@ -17,6 +17,7 @@ mod host;
 mod killed;
 mod lifecycle;
 mod storage;
+mod terminal;
 mod unit;
 
 use std::process::ExitCode;
@@ -76,6 +77,7 @@ fn tests() -> Vec<Test<Machine>> {
         test!(faults::a_clock_that_was_put_back_is_told_and_keeps_no_daemon),
         test!(cgroups::each_daemon_has_its_own_and_ends_with_all_that_is_in_it),
         test!(cgroups::an_ordinary_user_has_some_where_it_may_make_them),
+        test!(terminal::up_draws_on_a_terminal_and_tells_elsewhere),
         test!(unit::systemd_finds_nothing_wrong_with_the_unit),
         test!(fetch::buildkit_comes_out_of_its_image_however_often_the_registry_cuts).limit(Duration::from_secs(240)),
         test!(storage::every_file_system_keeps_and_copies_caches).serial(),

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::families::build_farm::args::FarmArgs;
+use crate::families::build_farm::args::{FarmArgs, FarmError};
 use crate::families::build_farm::controller::{Controller, Seen};
 use crate::families::build_farm::directory;
 use crate::families::build_farm::figures::Figures;
@@ -116,6 +116,9 @@ pub enum PlanError {
     /// The routing API.
     #[error(transparent)]
     Route(router::ConfigError),
+    /// The build farm.
+    #[error(transparent)]
+    Farm(#[from] FarmError),
     /// The gateway's domains.
     #[error("--domain: {0}")]
     Domains(DomainsError),
@@ -183,7 +186,7 @@ impl TryFrom<ServerArgs> for Plan {
         }
         let gateway = roles.contains(&Role::Gateway).then(|| rules(&args.gateway));
         Ok(Self {
-            settings: Arc::new(Settings::from(&args.farm)),
+            settings: Arc::new(Settings::try_from(&args.farm)?),
             route: route.transpose().map_err(PlanError::Route)?,
             gateway: gateway.transpose()?,
             roles,

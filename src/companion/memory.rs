@@ -6,7 +6,7 @@ use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 /// Memory of a daemon.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Memory {
     /// Resident bytes of the daemon's process alone.
     pub resident: Option<u64>,
@@ -14,6 +14,10 @@ pub struct Memory {
     pub peak: Option<u64>,
     /// Processes of its cgroup that the kernel killed for memory.
     pub oom_kills: Option<u64>,
+    /// How often its cgroup has been slowed down because it reached `memory.high`.
+    pub throttled: Option<u64>,
+    /// Share of the last ten seconds in which something in it waited for memory.
+    pub pressure: Option<f64>,
 }
 
 /// Reads the memory of a process and its cgroup.
@@ -28,6 +32,8 @@ pub fn read(pid: i32) -> Memory {
         resident: field(&status, "VmRSS:").map(|kibibytes| kibibytes * 1024),
         peak: file("memory.peak").or_else(|| file("memory.max_usage_in_bytes")).and_then(number),
         oom_kills: file("memory.events").or_else(|| file("memory.oom_control")).and_then(|f| field(&f, "oom_kill")),
+        throttled: file("memory.events").and_then(|f| field(&f, "high")),
+        pressure: file("memory.pressure").and_then(|f| waited(&f)),
     }
 }
 
@@ -52,6 +58,13 @@ fn field(text: &str, name: &str) -> Option<u64> {
     lines.find_map(|mut words| (words.next()? == name).then(|| words.next()?.parse().ok())?)
 }
 
+/// The kernel's `some avg10`, in per cent there.
+fn waited(pressure: &str) -> Option<f64> {
+    let some = pressure.lines().find_map(|line| line.strip_prefix("some "))?;
+    let percent: f64 = some.split(' ').find_map(|word| word.strip_prefix("avg10="))?.parse().ok()?;
+    Some(percent / 100.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +83,13 @@ mod tests {
         assert_eq!(field("oom 3\noom_kill 2\noom_group_kill 0\n", "oom_kill"), Some(2));
         assert_eq!(field("VmHWM:\t 9 kB\nVmRSS:\t   8 kB\n", "VmRSS:"), Some(8));
         assert_eq!(field("", "oom_kill"), None);
+    }
+
+    #[test]
+    fn pressure_is_a_share() {
+        let text = "some avg10=12.50 avg60=3.00 avg300=0.00 total=99\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=9\n";
+        assert_eq!((waited(text), waited(""), waited("some avg10=x")), (Some(0.125), None, None));
+        assert_eq!(field("low 0\nhigh 7\nmax 0\noom 0\n", "high"), Some(7));
     }
 
     #[test]

@@ -139,13 +139,20 @@ fn encode(out: &mut DescriptorEncoder<'_>, sample: &Sample) -> fmt::Result {
     if let Some(bytes) = sample.memory.peak {
         gauge(out, "buildkit_operator_companion_memory_peak_bytes", "Peak memory of the daemon's cgroup", bytes)?;
     }
-    if let Some(kills) = sample.memory.oom_kills {
-        let kills = ConstCounter::new(kills);
-        let help = "Processes of the daemon's cgroup that were killed for memory";
-        let name = "buildkit_operator_companion_oom_kills";
-        kills.encode(out.encode_descriptor(name, help, None, kills.metric_type())?)?;
+    if let Some(share) = sample.memory.pressure {
+        let help = "Share of the last ten seconds in which the daemon or a step waited for memory";
+        ratio(out, "buildkit_operator_companion_memory_pressure_ratio", help, share)?;
     }
-    Ok(())
+    let killed = "Processes of the daemon's cgroup that were killed for memory";
+    counter(out, "buildkit_operator_companion_oom_kills", killed, sample.memory.oom_kills)?;
+    let throttled = "How often the daemon's cgroup was slowed down at memory.high";
+    counter(out, "buildkit_operator_companion_memory_throttled", throttled, sample.memory.throttled)
+}
+
+fn counter(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: Option<u64>) -> fmt::Result {
+    let Some(value) = value else { return Ok(()) };
+    let counter = ConstCounter::new(value);
+    counter.encode(out.encode_descriptor(name, help, None, counter.metric_type())?)
 }
 
 fn gauge(out: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {

@@ -2,16 +2,18 @@
 //!
 //! The reconcile is observe → validate → build → apply → status. What decides
 //! is pure: [`lifecycle`], [`roll`], [`health`], [`validate`], [`build`],
-//! [`status`], [`moment`], [`ledger`], [`truth`] and [`project`].
+//! [`status`], [`moment`], [`ledger`], [`truth`], [`project`] and [`defaults`].
 //! The rest carries it out.
 
 pub mod api;
 pub mod args;
 pub mod build;
 pub mod controller;
+pub mod defaults;
 pub mod directory;
 pub mod figures;
 pub mod health;
+pub mod knobs;
 pub mod ledger;
 pub mod lifecycle;
 pub mod metrics;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::families::build_farm::defaults::ProjectDefaults;
 use crate::identity::allowlist::Pattern;
 use crate::identity::config::check_providers;
 use crate::manifest::describe;
@@ -49,6 +50,8 @@ pub enum Format {
     Pattern,
     /// A list of identity providers.
     Providers,
+    /// A list of rules for new projects.
+    Rules,
 }
 
 /// How one value is declared in a `component.yaml`.
@@ -152,7 +155,7 @@ impl ValueSpec {
                     Some(Format::Label) => syntax::is_label(text),
                     Some(Format::Name) => syntax::is_host(text),
                     Some(Format::Pattern) => text.parse::<Pattern>().is_ok(),
-                    Some(Format::Providers) => false,
+                    Some(Format::Providers | Format::Rules) => false,
                 };
                 valid.then(|| raw.clone()).ok_or_else(problem)
             }
@@ -184,6 +187,11 @@ impl ValueSpec {
                 wanted: "identity providers".to_owned(),
                 found: format!("a wrong one as item {position}: {what}"),
             })?;
+        }
+        if self.format == Some(Format::Rules) {
+            let rules = list.as_array().map(Vec::as_slice).unwrap_or_default();
+            ProjectDefaults::from_values(rules)
+                .map_err(|fault| Problem { wanted: "rules for new projects".to_owned(), found: fault.to_string() })?;
         }
         Ok(list)
     }
@@ -225,6 +233,7 @@ impl ValueSpec {
                 Some(Format::Name) => "a name of a-z, 0-9, - and .",
                 Some(Format::Pattern) => "\"*\", \"host/owner/*\" or \"host/owner/repository\"",
                 Some(Format::Providers) => "an identity provider",
+                Some(Format::Rules) => "a rule",
             },
             Type::Int => return format!("an integer{bounds}"),
             Type::Bool => "true or false",

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::farm::{self, KEY, REPO, Server};
 use crate::harness::Cluster;
+use crate::harness::play::NODE;
 use crate::routes::{Farm, SOON, farm};
 
 const DAEMON: &str = "buildkitd-p41bd34a2227aca39";
@@ -213,6 +214,47 @@ pub(crate) async fn a_pod_that_no_node_takes_fails_the_route_unless_a_node_is_co
     };
     let (answer, ()) = tokio::join!(waiting, node);
     answer.map(|_| ())
+}
+
+/// B28: after the loss of a node its volumes are free only minutes later.
+pub(crate) async fn a_volume_that_another_node_holds_fails_the_route_until_it_is_free(
+    cluster: Arc<Cluster>,
+) -> anyhow::Result<()> {
+    let farm = farm(&cluster, "detach").await?;
+    farm.play.switch_off();
+    let server = Server::start(&cluster, &farm.flags(&["--route-wait=60s"])).await?;
+    let request = body();
+    let route = async {
+        let answer = server.post("/route", &request).await?;
+        anyhow::Ok((answer, Instant::now()))
+    };
+    let controllers = async {
+        play_status(&cluster, &farm, &json!({"phase": "Pending"})).await?;
+        let node = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": POD},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE}});
+        let bind = axum::http::Request::post(format!("/api/v1/namespaces/{}/pods/{POD}/binding", farm.namespace))
+            .header("content-type", "application/json")
+            .body(node.to_string().into_bytes())?;
+        cluster.client().request_text(bind).await?;
+        let event = json!({"metadata": {"name": "attach", "namespace": farm.namespace}, "reason": "FailedAttachVolume",
+            "message": "Multi-Attach error for volume \"pvc-1\" Volume is already exclusively attached to one node",
+            "type": "Warning", "lastTimestamp": Timestamp::now().to_string(),
+            "involvedObject": {"kind": "Pod", "name": POD, "namespace": farm.namespace}});
+        let events = api::<CoreEvent>(&cluster, &farm);
+        events.create(&PostParams::default(), &serde_json::from_value(event)?).await?;
+        anyhow::Ok(Instant::now())
+    };
+    let (answer, seen) = tokio::join!(route, controllers);
+    let (((status, text), answered), seen) = (answer?, seen?);
+    ensure!(status == 503 && text.to_string().contains("WaitingForDetach: Multi-Attach"), "{status} {text}");
+    ensure!(answered.duration_since(seen) < TOLD, "{:?}", answered.duration_since(seen));
+    let degraded = |p: &BuildProject| reason(p, "Degraded") == "WaitingForDetach";
+    farm::until(&cluster, &farm.namespace, KEY, "waiting for the detach", degraded).await?;
+    // It is free: the pod starts, and what was answered before does not matter.
+    farm.play.switch_on();
+    let warm = |p: &BuildProject| p.status_or_default().phase == Some(Phase::Warm);
+    farm::until(&cluster, &farm.namespace, KEY, "warm", warm).await?;
+    server.route(REPO).await.map(|_| ())
 }
 
 pub(crate) async fn an_image_that_is_missing_fails_the_route_and_a_slow_registry_does_not(

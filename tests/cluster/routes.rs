@@ -143,6 +143,41 @@ pub(crate) async fn a_release_right_after_its_route_finds_its_entry(cluster: Arc
     Ok(())
 }
 
+/// Rules seed new projects only, and daemons are pulled as our own pods are.
+pub(crate) async fn a_new_project_begins_with_what_the_first_rule_says(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = farm(&cluster, "rules").await?;
+    let rules = tempfile::NamedTempFile::new()?;
+    let file = format!("--project-defaults-config={}", rules.path().display());
+    let flags = farm.flags(&[&file, "--daemon-pull-secrets=registry,mirror.example"]);
+    std::fs::write(
+        rules.path(),
+        "rules:\n- match: {repo: github.com/acme/*}\n  tier: hot\n  idleTimeoutSec: 60\n  cacheVolumeGi: 7\n  \
+         s3Cache: never\n  resources: {requests: {memory: 3Gi}}\n",
+    )?;
+    let server = Server::start(&cluster, &flags).await?;
+    server.route(REPO).await?;
+    let projects: Api<BuildProject> = Api::namespaced(cluster.client(), &farm.namespace);
+    let spec = serde_json::to_value(&projects.get(KEY).await?.spec)?;
+    let seeded = json!({"tier": "hot", "idleTimeoutSec": 60, "cacheVolumeGi": 7, "s3CachePolicy": "never",
+        "resources": {"requests": {"memory": "3Gi"}}});
+    for (field, value) in seeded.as_object().into_iter().flatten() {
+        ensure!(&spec[field] == value, "{field} of {spec}");
+    }
+    let sets: Api<StatefulSet> = Api::namespaced(cluster.client(), &farm.namespace);
+    let set = serde_json::to_value(sets.get("buildkitd-p41bd34a2227aca39").await?)?;
+    let pod = &set["spec"]["template"]["spec"];
+    ensure!(pod["imagePullSecrets"] == json!([{"name": "registry"}, {"name": "mirror.example"}]), "{pod}");
+    let requests = &pod["containers"][0]["resources"]["requests"];
+    ensure!(*requests == json!({"cpu": "500m", "memory": "3Gi"}), "{requests}");
+    drop(server);
+
+    std::fs::write(rules.path(), "[{cacheVolumeGi: 9}]")?;
+    let server = Server::start(&cluster, &flags).await?;
+    server.route(REPO).await?;
+    ensure!(projects.get(KEY).await?.spec.cache_volume_gi == 7, "a project that exists was changed");
+    Ok(())
+}
+
 pub(crate) async fn an_idle_daemon_goes_to_zero_and_comes_back(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = farm(&cluster, "idle").await?;
     let server = Server::start(&cluster, &farm.flags(&["--idle-seconds=2"])).await?;

@@ -15,6 +15,7 @@ mod cli;
 mod companion;
 mod daemons;
 mod export;
+mod failures;
 mod gateway;
 mod image;
 mod install;

@@ -55,7 +55,8 @@ fn companion(registry: &mut Registry) {
     counters.pruned(Reason::Inodes, Pruned::default());
     let (watch, observer) = Watch::new(Daemon::new("unix:///nowhere".parse().unwrap()), counters, None);
     observer.observation.send_replace(Observation { link: Link::Answering, ..Observation::default() });
-    let memory = Memory { resident: Some(1), peak: Some(1), oom_kills: Some(1) };
+    let memory =
+        Memory { resident: Some(1), peak: Some(1), oom_kills: Some(1), throttled: Some(1), pressure: Some(0.5) };
     let sample = Sample { at: std::time::Duration::ZERO, volume: Volume::default(), memory, reset: None };
     let (publish, samples) = tokio::sync::watch::channel(Some(sample));
     registry.register_collector(Box::new(Present { watch, samples }));

@@ -208,6 +208,45 @@ fn identity_providers_reach_the_server_and_a_change_restarts_it() {
 }
 
 #[test]
+fn rules_for_new_projects_reach_the_server_and_a_change_restarts_it() {
+    use bko_install::families::build_farm::defaults::ProjectDefaults;
+    const CHECKSUM: &str = "checksum/project-defaults";
+    let rule = "projects.defaults=[{match: {repo: 'github.com/acme/*'}, tier: hot}]";
+    let rendered = embedded("default", &[rule]).unwrap();
+    let find = |kind: &str, name: &str| rendered.objects.iter().find(|o| o.id.kind == kind && o.id.name == name);
+    let file = &find("ConfigMap", "buildkit-operator-project-defaults").unwrap().body["data"]["rules.yaml"];
+    let read = ProjectDefaults::read(file.as_str().unwrap()).unwrap();
+    assert_ne!(read, ProjectDefaults::default(), "the server reads what is mounted");
+    let one = identities(&[rule]).0;
+    let args = one["spec"]["containers"][0]["args"].to_string();
+    assert!(args.contains("--project-defaults-config=/etc/buildkit-operator/project-defaults/rules.yaml"), "{args}");
+    let two = identities(&["projects.defaults=[{tier: hot}]"]).0;
+    let checksum = |template: &Value| template["metadata"]["annotations"][CHECKSUM].as_str().map(str::to_owned);
+    assert!(checksum(&one).is_some() && checksum(&one) != checksum(&two));
+    assert!(!identities(&[]).0.to_string().contains("project-defaults"));
+    let wrong = embedded("default", &["projects.defaults=[{tier: hot}, {tier: cold}]"]).unwrap_err().to_string();
+    assert!(wrong.contains("rules[1].tier: want hot or warm, found \"cold\""), "{wrong}");
+}
+
+/// Clients reach daemons through the gateway alone, so no role needs more.
+#[test]
+fn nobody_may_exec_into_pods() {
+    let rendered = embedded("default", &[]).unwrap();
+    let roles = rendered.objects.iter().filter(|object| matches!(object.id.kind.as_str(), "Role" | "ClusterRole"));
+    let rules: Vec<String> = roles.map(|role| role.body["rules"].to_string()).collect();
+    assert!(!rules.is_empty());
+    for broad in ["pods/exec", "pods/attach", "pods/portforward", "\"*\""] {
+        assert!(rules.iter().all(|rules| !rules.contains(broad)), "{broad} in {rules:?}");
+    }
+}
+
+#[test]
+fn daemons_are_pulled_with_the_same_secrets() {
+    let args = identities(&["imagePullSecrets=registry,other.mirror"]).0["spec"]["containers"][0]["args"].to_string();
+    assert!(args.contains("\"--daemon-pull-secrets=registry,other.mirror\""), "{args}");
+}
+
+#[test]
 fn an_argument_in_json_is_one_argument() {
     let rendered = embedded("default", &["daemon.scheduling={pinArch: true, nodeSelector: {a: \"b'c\"}}"]).unwrap();
     let all =

@@ -46,7 +46,7 @@ pub(crate) async fn nothing_takes_a_daemon_from_a_running_build(node: Arc<Node>)
 }
 
 /// Seconds that something lasts when tests run in full, and when they do not.
-fn lasting(full: u32, short: u32) -> u32 {
+pub(crate) fn lasting(full: u32, short: u32) -> u32 {
     if repetitions(10) == 10 { full } else { short }
 }
 

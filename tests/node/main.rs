@@ -33,7 +33,9 @@ fn tests() -> Vec<Test<Node>> {
         test!(harness_checks::rootless_buildkit_builds_the_example),
         test!(refusals::a_missing_image_is_told_with_a_way_to_have_it).serial(),
         test!(refusals::a_container_that_cannot_start_is_told).serial(),
-        test!(builds::nothing_takes_a_daemon_from_a_running_build).serial().limit(Duration::from_secs(600)),
+        test!(builds::nothing_takes_a_daemon_from_a_running_build)
+            .serial()
+            .limit(Duration::from_secs(u64::from(builds::lasting(4200, 600)))),
         test!(credentials::a_ci_needs_nothing_but_the_credentials).serial().limit(Duration::from_secs(300)),
         test!(gate::what_is_dialled_wakes).serial().limit(Duration::from_secs(420)),
         test!(gate::the_gateway_serves_the_api_and_is_not_missed).serial().limit(Duration::from_secs(240)),

@@ -1,13 +1,15 @@
 //! Command-line flags of the build farm, under the reference's names.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
+use super::defaults::{DefaultsFault, ProjectDefaults};
 use super::scheduling::Scheduling;
 use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
-use crate::profile::syntax::is_quantity;
+use crate::profile::syntax::{is_host, is_quantity};
 use crate::runtime::clock::Clock;
 
 /// Flags of the build farm.
@@ -23,6 +25,9 @@ pub struct FarmArgs {
     /// Image of the daemons
     #[arg(long, value_name = "REF", default_value = DAEMON_IMAGE)]
     pub buildkit_image: String,
+    /// Secrets of the namespace of the daemons with which their images are pulled
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = object_name)]
+    pub daemon_pull_secrets: Vec<String>,
     /// RuntimeClass that gives each daemon of untrusted builds a machine of its own; empty for none
     #[arg(long, value_name = "NAME", default_value = "")]
     pub sandbox_runtime_class: String,
@@ -64,6 +69,10 @@ pub struct FarmArgs {
     /// Seconds without a build after which the daemon of a new project goes to zero
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     pub idle_seconds: u32,
+    /// File of rules that say otherwise for some new projects, in YAML or JSON: tier, idleTimeoutSec, cacheVolumeGi,
+    /// s3Cache and resources, by match.repo, match.name and match.arch
+    #[arg(long, value_name = "FILE")]
+    pub project_defaults_config: Option<PathBuf>,
     /// Seconds without a build after which the daemon of untrusted builds goes to zero
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub fork_idle_seconds: u32,
@@ -92,17 +101,51 @@ pub struct FarmArgs {
     pub gateway_port: u16,
 }
 
+fn object_name(s: &str) -> Result<String, &'static str> {
+    if is_host(s) { Ok(s.to_owned()) } else { Err("must be a name of a-z, 0-9, - and .") }
+}
+
 fn quantity_or_nothing(s: &str) -> Result<String, &'static str> {
     if s.is_empty() || is_quantity(s) { Ok(s.to_owned()) } else { Err("must be a quantity such as 500m or 2Gi") }
 }
 
-impl From<&FarmArgs> for Settings {
-    fn from(args: &FarmArgs) -> Self {
+/// Why flags of the build farm cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FarmError {
+    /// The rules for new projects cannot be read.
+    #[error("read --project-defaults-config {path:?}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// They are wrong.
+    #[error("--project-defaults-config {path:?}")]
+    Defaults {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: DefaultsFault,
+    },
+}
+
+#[expect(clippy::disallowed_methods, reason = "shell: reads a file that a flag names")]
+fn project_defaults(path: &PathBuf) -> Result<ProjectDefaults, FarmError> {
+    let text = std::fs::read_to_string(path).map_err(|source| FarmError::Read { path: path.clone(), source })?;
+    ProjectDefaults::read(&text).map_err(|source| FarmError::Defaults { path: path.clone(), source })
+}
+
+impl TryFrom<&FarmArgs> for Settings {
+    type Error = FarmError;
+
+    fn try_from(args: &FarmArgs) -> Result<Self, FarmError> {
         let some = |s: &String| (!s.is_empty()).then(|| s.clone());
         let gateway_port = if args.gateway_port == 0 { args.port } else { args.gateway_port };
         let unused_entry = Duration::from_secs(args.unused_entry_seconds.into());
+        let defaults = args.project_defaults_config.as_ref().map(project_defaults).transpose()?;
         let max_build = if args.max_build_seconds == 0 { 7200 } else { args.max_build_seconds };
-        Self {
+        Ok(Self {
             namespace: args.namespace.clone(),
             port: args.port,
             daemon_image: args.buildkit_image.clone(),
@@ -116,6 +159,8 @@ impl From<&FarmArgs> for Settings {
             storage_class: some(&args.default_storage_class),
             cache_volume_gi: args.cache_volume_gi,
             idle: Duration::from_secs(args.idle_seconds.into()),
+            project_defaults: defaults.unwrap_or_default(),
+            pull_secrets: args.daemon_pull_secrets.clone(),
             fork_idle: Duration::from_secs(args.fork_idle_seconds.into()),
             unschedulable: Duration::from_secs(args.unschedulable_wait_seconds.into()),
             adaptive_idle_max: Duration::from_secs(args.adaptive_idle_max_seconds.into()),
@@ -125,6 +170,6 @@ impl From<&FarmArgs> for Settings {
             max_inflight: args.max_inflight.into(),
             wake_window: args.wake_window,
             clock: Clock::default(),
-        }
+        })
     }
 }

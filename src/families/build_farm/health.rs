@@ -9,8 +9,9 @@ use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateWaiting, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateWaiting, ContainerStatus, Pod, PodCondition};
 
+use super::knobs;
 use super::lifecycle::age;
 use super::signs::{Sign, Signs};
 
@@ -74,13 +75,52 @@ const MANY_RESTARTS: i32 = 5;
 /// known to be making one.
 pub fn find(pod: Option<&Pod>, signs: &Signs, unschedulable: Duration, now: Timestamp) -> Option<Fault> {
     let Some(pod) = pod else { return signs.create_failed(now).map(not_created) };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return node_lost(pod);
+    }
     let status = pod.status.as_ref()?;
     if status.phase.as_deref() == Some("Failed") {
         let why = status.message.clone().or_else(|| status.reason.clone()).unwrap_or_else(|| "no reason given".into());
         return Some(Fault { reason: "PodFailed", message: why, patience: Some(REPLACED) });
     }
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    containers.filter_map(container_fault).next().or_else(|| unscheduled(pod, signs, unschedulable, now))
+    containers
+        .filter_map(container_fault)
+        .next()
+        .or_else(|| unscheduled(pod, signs, unschedulable, now))
+        .or_else(|| unmounted(pod, signs, now))
+}
+
+/// A pod that its node no longer ends: its StatefulSet makes no other until
+/// somebody says that the node is down, or it comes back.
+fn node_lost(pod: &Pod) -> Option<Fault> {
+    let status = pod.status.as_ref()?;
+    let taken =
+        |c: &PodCondition| c.type_ == "DisruptionTarget" && c.reason.as_deref() == Some("DeletionByTaintManager");
+    let lost = status.reason.as_deref() == Some("NodeLost") || status.conditions.iter().flatten().any(taken);
+    let node = pod.spec.as_ref()?.node_name.as_deref().filter(|_| lost)?;
+    let message = format!(
+        "node {node} does not answer, and the daemon's pod ends, and its volume is free, only when it does; if it is \
+         down for good: kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    );
+    Some(Fault { reason: "NodeLost", message, patience: Some(SHORT) })
+}
+
+/// A pod that has a node, whose volumes it does not get: only Events say so.
+fn unmounted(pod: &Pod, signs: &Signs, now: Timestamp) -> Option<Fault> {
+    let status = pod.status.as_ref()?;
+    // Once the sandbox stands, all volumes are there; what it waits for then is images.
+    let stands = |c: &PodCondition| c.type_ == "PodReadyToStartContainers" && c.status == "True";
+    let waits = status.phase.as_deref() == Some("Pending") && !status.conditions.iter().flatten().any(stands);
+    pod.spec.as_ref()?.node_name.as_ref().filter(|_| waits)?;
+    let born = pod.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
+    let (sign, reason, patience) = match (signs.attach_failed(born, now), signs.mount_failed(born, now)) {
+        (Some(sign), _) if sign.message.contains("Multi-Attach") => (sign, "WaitingForDetach", SHORT),
+        (Some(sign), _) => (sign, "VolumeNotAttached", PROVISIONING),
+        (None, Some(sign)) => (sign, "VolumeNotMounted", PROVISIONING),
+        (None, None) => return None,
+    };
+    Some(Fault { reason, message: sign.message.clone(), patience: Some(patience) })
 }
 
 /// Quota, admission, a missing service account: the pod does not even exist.
@@ -169,12 +209,17 @@ pub struct End {
     pub code: i32,
     /// Whether the kernel killed it for memory.
     pub out_of_memory: bool,
+    /// The last line that it wrote, if it said anything.
+    pub said: Option<String>,
 }
 
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = if self.out_of_memory { " (out of memory)" } else { "" };
-        write!(f, "ended with exit code {}{why}", self.code)
+        write!(f, "ended with exit code {}{why}", self.code)?;
+        let Some(said) = &self.said else { return Ok(()) };
+        write!(f, ": {said}")?;
+        knobs::advice(said).map_or(Ok(()), |advice| write!(f, "; {advice}"))
     }
 }
 
@@ -194,7 +239,16 @@ fn last_end(container: &ContainerStatus) -> Option<End> {
         at,
         code: ended.exit_code,
         out_of_memory: ended.reason.as_deref() == Some("OOMKilled"),
+        said: ended.message.as_deref().filter(|_| ended.exit_code != 137).and_then(last_line),
     })
+}
+
+/// The last line with words, of a length that a condition can carry.
+fn last_line(text: &str) -> Option<String> {
+    const LONGEST: usize = 300;
+    // Some programs break the line before the code with which a helper of theirs ended.
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty() && !line.starts_with(':'))?;
+    Some(line.chars().filter(|c| !c.is_control()).take(LONGEST).collect())
 }
 
 #[cfg(test)]
@@ -235,6 +289,8 @@ mod tests {
     fn signs(slot: &str, message: &str, at: &str) -> Signs {
         let (kind, name, reason) = match slot {
             "create" => ("StatefulSet", "buildkitd-p1", "FailedCreate"),
+            "attach" => ("Pod", "buildkitd-p1-0", "FailedAttachVolume"),
+            "mount" => ("Pod", "buildkitd-p1-0", "FailedMount"),
             "claim" => ("PersistentVolumeClaim", "cache-buildkitd-p1-0", "ProvisioningFailed"),
             _ => ("Pod", "buildkitd-p1-0", "TriggeredScaleUp"),
         };
@@ -316,6 +372,67 @@ mod tests {
             assert_eq!(fault.as_ref().map_or("", |f| f.reason), reason, "{name}");
             assert_eq!(fault.map(|f| f.patience), patience, "{name}");
         }
+    }
+
+    /// B28: a volume that a lost node still holds.
+    #[test]
+    fn a_pod_that_does_not_get_its_volumes_says_so() {
+        let on_node = |conditions: Value| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:00Z"},
+                "spec": {"containers": [], "nodeName": "n2"},
+                "status": {"phase": "Pending", "conditions": conditions, "containerStatuses": [{
+                    "name": "buildkitd", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"waiting": {"reason": "ContainerCreating"}}}]},
+            }))
+            .unwrap()
+        };
+        let held = "Multi-Attach error for volume \"pvc-1\" Volume is already exclusively attached to one node";
+        let (multi, full) = (signs("attach", held, "2026-01-01T00:09:00Z"), "maximum volume count exceeded");
+        let (other, secret) = (signs("attach", full, "2026-01-01T00:09:00Z"), "secret \"certs\" not found");
+        let before = signs("attach", held, "2025-12-31T23:59:00Z");
+        let mount = signs("mount", secret, "2026-01-01T00:09:00Z");
+        let sandbox = json!([{"type": "PodReadyToStartContainers", "status": "True"}]);
+        for (name, conditions, signs, reason, patience) in [
+            ("held by another node", json!([]), &multi, "WaitingForDetach", Some(SHORT)),
+            ("no more volumes on this node", json!([]), &other, "VolumeNotAttached", Some(PROVISIONING)),
+            ("a Secret is missing", json!([]), &mount, "VolumeNotMounted", Some(PROVISIONING)),
+            ("said of an earlier pod", json!([]), &before, "", None),
+            ("got them since, the image is pulled", sandbox, &multi, "", None),
+        ] {
+            let fault = find(Some(&on_node(conditions)), signs, NODE_WAIT, now());
+            assert_eq!(fault.as_ref().map_or("", |f| f.reason), reason, "{name}");
+            assert_eq!(fault.and_then(|f| f.patience), patience, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_cannot_end_names_its_node() {
+        let ending = |reason: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"},
+                "spec": {"containers": [], "nodeName": "n1"},
+                "status": {"phase": "Running", "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": reason}]},
+            }))
+            .unwrap()
+        };
+        let lost = find(Some(&ending("DeletionByTaintManager")), &Signs::default(), NODE_WAIT, now()).unwrap();
+        assert!(lost.reason == "NodeLost" && lost.message.contains("kubectl taint node n1"), "{lost}");
+        assert_eq!(find(Some(&ending("EvictionByEvictionAPI")), &Signs::default(), NODE_WAIT, now()), None);
+    }
+
+    /// B20: a setting of the node that a rootless daemon needs.
+    #[test]
+    fn a_daemon_that_cannot_start_says_why_and_what_to_set() {
+        let words = "time=\"x\" level=info\n[rootlesskit:parent] error: failed to start the child: \
+                     fork/exec /proc/self/exe: operation not permitted\n";
+        let ended = json!({"terminated": {"exitCode": 1, "reason": "Error", "message": words,
+            "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z"}});
+        let fault = find(Some(&waiting("CrashLoopBackOff", "", ended)), &Signs::default(), NODE_WAIT, now()).unwrap();
+        assert_eq!((fault.reason, fault.patience), ("CrashLooping", Some(Duration::ZERO)));
+        assert!(fault.message.starts_with("container buildkitd: ended with exit code 1: [rootlesskit:parent]"));
+        assert!(fault.message.contains("kernel.apparmor_restrict_unprivileged_userns=0"), "{fault}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt};
 use tokio::time::{Instant, timeout_at};
 
-use super::api::{BuildProject, BuildProjectSpec, S3CachePolicy, SecurityProfile, Tier};
+use super::api::{BuildProject, BuildProjectSpec, SecurityProfile};
 use super::figures::Figures;
 use super::health::DaemonState;
 use super::ledger::{Operation, Outcome};
@@ -104,6 +104,7 @@ impl Farm {
     fn spec(&self, project: &Project, key: &ProjectKey) -> BuildProjectSpec {
         let parent = key.is_fork().then(|| self.view.project(project.canonical_key().as_str())).flatten();
         let parent = parent.as_ref().map(|p| &p.spec);
+        let seed = self.settings.project_defaults.seed(project);
         let idle = if key.is_fork() { self.settings.fork_idle } else { self.settings.idle };
         BuildProjectSpec {
             key: key.to_string(),
@@ -112,15 +113,18 @@ impl Farm {
             target: project.target.clone(),
             arch: project.arch,
             storage_class: parent.map_or_else(|| self.settings.storage_class.clone(), |p| p.storage_class.clone()),
-            cache_volume_gi: parent.map_or(self.settings.cache_volume_gi, |p| p.cache_volume_gi),
-            tier: Tier::Warm,
-            idle_timeout_sec: i32::try_from(idle.as_secs()).unwrap_or(i32::MAX),
+            cache_volume_gi: parent
+                .map_or_else(|| seed.cache_volume_gi.unwrap_or(self.settings.cache_volume_gi), |p| p.cache_volume_gi),
+            tier: seed.tier.unwrap_or_default(),
+            idle_timeout_sec: seed
+                .idle_timeout_sec
+                .unwrap_or_else(|| i32::try_from(idle.as_secs()).unwrap_or(i32::MAX)),
             snapshot_every_sec: 0,
             restore_from_snapshot: None,
             fanout: 0,
-            s3_cache_policy: S3CachePolicy::default(),
+            s3_cache_policy: seed.s3_cache.unwrap_or_default(),
             security_profile: parent.map_or_else(SecurityProfile::default, |p| p.security_profile),
-            resources: k8s_openapi::api::core::v1::ResourceRequirements::default(),
+            resources: parent.map_or(seed.resources, |p| p.resources.clone()),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::defaults::ProjectDefaults;
 use super::scheduling::Scheduling;
 use crate::runtime::clock::Clock;
 
@@ -32,6 +33,10 @@ pub struct Settings {
     pub cache_volume_gi: i32,
     /// Idle timeout stamped on new projects.
     pub idle: Duration,
+    /// What new projects begin with instead, by rules.
+    pub project_defaults: ProjectDefaults,
+    /// Secrets with which the images of daemons are pulled.
+    pub pull_secrets: Vec<String>,
     /// Idle timeout of forks.
     pub fork_idle: Duration,
     /// How long a pod may wait for a node before routes are told that it does not start.
@@ -67,6 +72,8 @@ impl Default for Settings {
             storage_class: None,
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),
+            project_defaults: ProjectDefaults::default(),
+            pull_secrets: Vec::new(),
             fork_idle: Duration::from_secs(300),
             unschedulable: Duration::from_secs(8),
             adaptive_idle_max: Duration::from_secs(21_600),

@@ -31,6 +31,8 @@ enum Kind {
     CreateFailed,
     ClaimFailed,
     ScalingUp,
+    AttachFailed,
+    MountFailed,
 }
 
 impl Sign {
@@ -45,6 +47,8 @@ impl Sign {
             }
             // The cluster autoscaler, and Karpenter.
             ("Pod", "TriggeredScaleUp" | "Nominated") => (Kind::ScalingUp, name.strip_suffix("-0")?),
+            ("Pod", "FailedAttachVolume") => (Kind::AttachFailed, name.strip_suffix("-0")?),
+            ("Pod", "FailedMount") => (Kind::MountFailed, name.strip_suffix("-0")?),
             _ => return None,
         };
         let key = daemon.strip_prefix(DAEMON_PREFIX)?.to_owned();
@@ -59,7 +63,7 @@ impl Sign {
 
 /// The newest of each kind about one daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Signs([Option<Sign>; 3]);
+pub struct Signs([Option<Sign>; 5]);
 
 impl Signs {
     /// Takes over a sign, unless a newer one is known. Whether it was.
@@ -90,6 +94,16 @@ impl Signs {
     /// Whether an autoscaler is making a node for the pod born at `born`.
     pub fn scaling_up(&self, born: Timestamp, now: Timestamp) -> bool {
         self.current(Kind::ScalingUp, now).is_some_and(|sign| sign.at >= born)
+    }
+
+    /// Why the volume of the pod born at `born` is not attached to its node.
+    pub fn attach_failed(&self, born: Timestamp, now: Timestamp) -> Option<&Sign> {
+        self.current(Kind::AttachFailed, now).filter(|sign| sign.at >= born)
+    }
+
+    /// Why a volume of the pod born at `born` is not mounted.
+    pub fn mount_failed(&self, born: Timestamp, now: Timestamp) -> Option<&Sign> {
+        self.current(Kind::MountFailed, now).filter(|sign| sign.at >= born)
     }
 
     fn current(&self, kind: Kind, now: Timestamp) -> Option<&Sign> {

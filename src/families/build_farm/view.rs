@@ -220,12 +220,12 @@ impl View {
         if pod.as_ref().is_some_and(|pod| is_of_namesake(&**pod, &set.metadata)) {
             return starting("waiting for the pod");
         }
-        if pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some()) {
-            return starting("waiting for the old pod to end");
-        }
         let epoch = project.status.as_ref().map_or(0, |s| s.gate.epoch);
         if let Some(fault) = self.fault(key, epoch, pod.as_deref()) {
             return fault;
+        }
+        if pod.as_ref().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some()) {
+            return starting("waiting for the old pod to end");
         }
         let Some(pod) = pod else { return starting("waiting for the pod") };
         let revision = pod.labels().get("controller-revision-hash");

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use super::companion::{Builds, Companion};
 
 /// The node that played pods are bound to.
-const NODE: &str = "played";
+pub(crate) const NODE: &str = "played";
 
 /// The pods of a namespace come up while this lives.
 pub(crate) struct Play {
@@ -183,6 +183,8 @@ impl Shared {
         let delay = script.borrow().delay;
         tokio::time::sleep(delay).await;
         let _ = script.wait_for(|script| script.on).await;
+        // A test may have bound it meanwhile.
+        let pod = self.pods.get(&pod.name_any()).await.unwrap_or(pod);
         if let Err(error) = self.make_ready(&pod).await {
             eprintln!("play: pod \"{}\" not made ready: {error:#}", pod.name_any());
         }

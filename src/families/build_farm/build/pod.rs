@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource, EnvVar, ExecAction,
-    ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements, SecretVolumeSource, Volume,
-    VolumeMount,
+    LocalObjectReference, ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
+    SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -66,6 +66,7 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
             node_selector: Some(scheduling.selector(project.spec.arch)),
             tolerations: (!scheduling.tolerations.is_empty()).then(|| scheduling.tolerations.clone()),
             affinity: scheduling.affinity.clone(),
+            image_pull_secrets: pull_secrets(settings),
             host_users: confinement.host_users(),
             runtime_class_name: confinement.runtime_class(),
             termination_grace_period_seconds: Some(i64::try_from(grace_seconds(settings)).unwrap_or(i64::MAX)),
@@ -73,6 +74,11 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
             ..PodSpec::default()
         }),
     }
+}
+
+fn pull_secrets(settings: &Settings) -> Option<Vec<LocalObjectReference>> {
+    let secrets = settings.pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() });
+    (!settings.pull_secrets.is_empty()).then(|| secrets.collect())
 }
 
 /// How long a pod may take to end.
@@ -115,6 +121,8 @@ fn daemon(project: &Valid<'_>, settings: &Settings, confinement: Confinement<'_>
         liveness_probe: Some(liveness),
         lifecycle,
         resources: Some(resources(project, settings)),
+        // Why it ended, in its own words: some causes show nowhere else.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(mounts),
         security_context: Some(confinement.container_security()),
         ..Container::default()

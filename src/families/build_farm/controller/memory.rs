@@ -84,6 +84,7 @@ mod tests {
             at: at(s),
             code: 137,
             out_of_memory: true,
+            said: None,
         };
         let mut memory = Memory::default();
         assert_eq!(memory.news("p1", vec![end("a", 5)], at(10)), [], "it was before our time");

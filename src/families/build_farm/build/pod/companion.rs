@@ -59,6 +59,7 @@ pub(super) fn container(image: &str, confinement: Confinement<'_>, drain_seconds
             ])),
             ..ResourceRequirements::default()
         }),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         // As the daemon's user, whose socket and files it reads.
         security_context: Some(SecurityContext {
             run_as_user: Some(user),

@@ -171,6 +171,7 @@ mod tests {
             state: "/var/lib/bko".into(),
             usual: true,
             api: "http://127.0.0.1:8080".into(),
+            port: 1234,
             token: Some("/var/lib/bko/token".into()),
             certificates: "/var/lib/bko/certs/client".into(),
             domain: None,

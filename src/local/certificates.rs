@@ -143,7 +143,11 @@ fn leaf(name: &str, common_name: &str, usage: Usage, dns_names: Vec<String>) -> 
 
 const FILES: [&str; 4] = ["ca.pem", "ca-key.pem", "cert.pem", "key.pem"];
 
-fn read(folder: &Path) -> Result<SecretData, CertificatesError> {
+/// The files of one certificate, as far as they are there.
+///
+/// # Errors
+/// One cannot be read.
+pub fn read(folder: &Path) -> Result<SecretData, CertificatesError> {
     let mut data = SecretData::default();
     for name in FILES {
         let path = folder.join(name);

@@ -39,6 +39,8 @@ pub struct Info {
     pub usual: bool,
     /// Address of the routing API.
     pub api: String,
+    /// Port that builds connect to.
+    pub port: u16,
     /// Where its token is; none when anybody may call.
     pub token: Option<PathBuf>,
     /// Folder with `ca.pem`, `cert.pem` and `key.pem` of clients.

@@ -69,6 +69,14 @@ pub(crate) async fn names_below_a_domain_lead_there_too(machine: Arc<Machine>) -
     command = std::process::Command::new(program);
     command.env_clear().env("HOME", "/tmp").arg("--tlsservername").arg(&name).args(arguments);
     printed(tokio::process::Command::from(command).output().await?)?;
+    // What another host needs to do the same.
+    let json: serde_json::Value = serde_json::from_str(&printed(farm.run("credentials", &["--format", "json"])?)?)?;
+    ensure!(json["url"] == format!("https://api.builds.example.test:{}", farm.ports.gateway), "{}", json["url"]);
+    ensure!(json["gatewayHost"] == "builds.example.test" && json["gatewayPort"] == farm.ports.gateway);
+    ensure!(json["token"] == std::fs::read_to_string(farm.state.join("token"))?.trim());
+    for (field, file) in [("ca", "ca.pem"), ("cert", "cert.pem"), ("key", "key.pem")] {
+        ensure!(json[field] == std::fs::read_to_string(farm.state.join("certs/client").join(file))?, "{field}");
+    }
     // Nobody's name, and no name at an address that is nobody's.
     let refused = tokio::process::Command::from(farm.buildctl(&by_address, "named", 0.1)?).output().await?;
     ensure!(!refused.status.success(), "an address that belongs to no project was served");

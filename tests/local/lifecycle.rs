@@ -145,7 +145,8 @@ pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine
     ensure!(refused.status.code() == Some(5), "{refused:?}");
     ensure!(farm.run("rm", &[key])?.status.code() == Some(5));
     farm.complete(&routed)?;
-    ensure!(farm.run("stop", &[key])?.status.success());
+    // Its daemon says a moment after the client that the build has ended.
+    farm.until("the daemon may stop", SOON, |farm| Ok(farm.run("stop", &[key])?.status.success())).await?;
     farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
     let logs = farm.run("logs", &[key])?;
     ensure!(String::from_utf8_lossy(&logs.stdout).contains("running server on"), "{logs:?}");
@@ -157,7 +158,6 @@ pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine
     ensure!(pruned.status.success() && String::from_utf8_lossy(&pruned.stderr).contains("freed"), "{pruned:?}");
     let pruned = farm.build(&routed.endpoint, "verbs").await?;
     ensure!(!cached(&pruned), "{pruned}");
-    // Nobody routed that build: its daemon says a moment later that it has ended.
     farm.until("the daemon may stop", SOON, |farm| Ok(farm.run("stop", &[key])?.status.success())).await?;
     farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
     ensure!(farm.run("prune", &[key])?.status.success() && !farm.state.join("caches").join(key).exists());

@@ -39,10 +39,9 @@ pub(crate) async fn up_draws_on_a_terminal_and_tells_elsewhere(machine: Arc<Mach
         }
         let mut script = command.spawn()?;
         let text = || String::from_utf8_lossy(&std::fs::read(&shown).unwrap_or_default()).into_owned();
-        farm.until("it comes up", SOON, |_| Ok(text().contains("1 project, 0 up"))).await?;
-        let routed = farm.route(REPO)?;
+        // It was used a moment ago, so its daemon comes up by itself.
         farm.until("the project is drawn", SOON, |_| Ok(text().contains("1 project, 1 up"))).await?;
-        farm.complete(&routed)?;
+        farm.until("it is warm", SOON, |_| Ok(text().contains("warm"))).await?;
         let drawn = text();
         ensure!(drawn.contains("\x1b[J") && drawn.contains("The farm is up") && drawn.contains(" INFO "), "{drawn}");
         ensure!(drawn.contains("\x1b[32mwarm") == colour && drawn.contains("\x1b[0m") == colour, "{drawn}");

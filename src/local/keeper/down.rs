@@ -82,6 +82,7 @@ impl Keeper {
             return Ok(Next::Rest);
         }
         if !self.core.cutting.is_cancelled() {
+            self.note_builds().await?;
             let status = record.project.status_or_default();
             let mut entries = lifecycle::live_entries(&status, self.core.settings.max_build, Timestamp::now());
             if entries.next().is_some() {
@@ -92,7 +93,6 @@ impl Keeper {
                 return Ok(self.deferred(&why, DRAINING));
             }
         }
-        self.note_builds().await?;
         self.stop(record).await?;
         Ok(Next::Rest)
     }

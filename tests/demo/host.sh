@@ -71,7 +71,11 @@ began=$(now); build; cached; warm=$(since "$began")
 
 echo "Sending its daemon to zero, as if it had been idle; its cache stays …"
 key=$("$executable" key --repo $repo | awk '$1 == "key" { print $2 }')
-"$executable" --quiet stop --state-dir "$state" "$key"
+# Its daemon says a moment after the client that the build has ended.
+for _ in $(seq 50); do
+    "$executable" --quiet stop --state-dir "$state" "$key" 2>/dev/null && break
+    sleep 0.1
+done
 while pgrep -f "$state/daemons/$key/" >/dev/null; do sleep 0.05; done
 began=$(now); build; cached; woken=$(since "$began")
 

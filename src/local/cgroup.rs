@@ -29,6 +29,8 @@ pub struct Cgroups {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     folders: Vec<PathBuf>,
+    /// Of its steps alone.
+    others: Vec<PathBuf>,
 }
 
 /// How long the end of processes that were killed is waited for.
@@ -89,7 +91,7 @@ impl Cgroups {
         let folders: Vec<_> = folders.filter(made).collect();
         match failed {
             Some(error) if folders.is_empty() => Err(error),
-            _ => Ok(Group { folders }),
+            _ => Ok(Group { folders, others: self.others(&self.parent(key)) }),
         }
     }
 
@@ -98,7 +100,7 @@ impl Cgroups {
         let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         let path = place::of_daemon(&own, &self.layout, key)?;
         let folders = self.place.mounts.iter().map(|mount| below(mount, &path)).filter(|folder| folder.exists());
-        Some(Group { folders: folders.collect() })
+        Some(Group { folders: folders.collect(), others: self.others(&path) })
     }
 
     /// Ends what daemons left behind that ended unseen; those of `kept` run.
@@ -108,7 +110,10 @@ impl Cgroups {
             for folder in children(&below(mount, &self.place.path)) {
                 let key = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 if !kept.contains(&key) {
-                    left.entry(key).or_insert_with(|| Group { folders: vec![] }).folders.push(folder);
+                    left.entry(key)
+                        .or_insert_with_key(|key| Group { folders: vec![], others: self.others(&self.parent(key)) })
+                        .folders
+                        .push(folder);
                 }
             }
         }
@@ -117,7 +122,12 @@ impl Cgroups {
 
     /// Removes what is left when the farm ends.
     pub fn close(&self) {
-        self.place.mounts.iter().for_each(|mount| drop(remove(&below(mount, &self.place.path))));
+        let mounts = self.place.mounts.iter().chain(&self.place.others);
+        mounts.for_each(|mount| drop(remove(&below(mount, &self.place.path))));
+    }
+
+    fn others(&self, path: &str) -> Vec<PathBuf> {
+        self.place.others.iter().map(|mount| below(mount, path)).collect()
     }
 }
 
@@ -149,6 +159,7 @@ impl Group {
                 sleep(LOOK).await;
             }
         }
+        self.others.iter().for_each(|folder| drop(remove(folder)));
     }
 }
 

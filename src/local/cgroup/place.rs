@@ -12,6 +12,8 @@ use crate::local::layout::Layout;
 pub struct Place {
     /// Mount points of the hierarchies: one of v2, or those of v1.
     pub mounts: Vec<PathBuf>,
+    /// Those of v1 that daemons do not enter; runc puts their steps there all the same.
+    pub others: Vec<PathBuf>,
     /// Below each of them; begins with a slash.
     pub path: String,
 }
@@ -33,8 +35,10 @@ pub fn find(mountinfo: &str, own: &str, asked: Option<&str>, layout: &Layout) ->
         }
     };
     let path = format!("{}/{}", parent.trim_end_matches('/'), name(layout));
-    let mounts: Vec<_> = mounts.into_iter().map(|mount| mount.point).collect();
-    (!mounts.is_empty()).then_some(Place { mounts, path })
+    let (entered, others): (Vec<_>, Vec<_>) = mounts.into_iter().partition(|mount| mount.entered);
+    let points = |mounts: Vec<Mount>| mounts.into_iter().map(|mount| mount.point).collect::<Vec<_>>();
+    let (mounts, others) = (points(entered), points(others));
+    (!mounts.is_empty()).then_some(Place { mounts, others, path })
 }
 
 /// The cgroup of all daemons of one farm, by its state folder.
@@ -59,6 +63,7 @@ struct Mount {
     root: String,
     point: PathBuf,
     unified: bool,
+    entered: bool,
 }
 
 /// One line: `36 35 98:0 /root /point options … - type source options`.
@@ -68,12 +73,14 @@ fn mount(line: &str) -> Option<Mount> {
     let (kind, options) = (kind.split(' ').next()?, kind.split(' ').nth(2).unwrap_or_default());
     let (root, point) = (fields.get(3)?, Path::new(fields.get(4)?));
     // systemd's own tree is none of ours, and cpusets must be filled before anything enters.
-    let ours = match kind {
-        "cgroup2" => true,
-        "cgroup" => !options.split(',').any(|option| option.starts_with("name=") || option == "cpuset"),
-        _ => false,
-    };
-    ours.then(|| Mount { root: (*root).to_owned(), point: point.to_owned(), unified: kind == "cgroup2" })
+    let entered = !options.split(',').any(|option| option.starts_with("name=") || option == "cpuset");
+    let unified = kind == "cgroup2";
+    (unified || kind == "cgroup").then(|| Mount {
+        root: (*root).to_owned(),
+        point: point.to_owned(),
+        unified,
+        entered: unified || entered,
+    })
 }
 
 #[cfg(test)]
@@ -109,7 +116,8 @@ mod tests {
     fn with_v1_it_is_at_the_top_of_every_hierarchy() {
         let place = find(HYBRID, "4:memory:/deep\n0::/other\n", None, &layout()).unwrap();
         let mounts = ["unified", "memory", "cpu,cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
-        assert_eq!(place, Place { mounts: mounts.to_vec(), path: format!("/{}", name(&layout())) });
+        let others = ["systemd", "cpuset"].map(|name| Path::new("/sys/fs/cgroup").join(name)).to_vec();
+        assert_eq!(place, Place { mounts: mounts.to_vec(), others, path: format!("/{}", name(&layout())) });
         assert_eq!(find("24 1 0:22 / /proc rw - proc proc rw\n", "", None, &layout()), None);
     }
 

@@ -1,5 +1,6 @@
 //! The command line: parse, dispatch, exit code. One file per verb.
 
+mod access;
 pub mod build;
 pub mod bundle;
 pub mod certs;
@@ -46,7 +47,7 @@ pub struct Global {
     /// Path to the kubeconfig file [default: $KUBECONFIG, then ~/.kube/config, then the pod's service account]
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<std::path::PathBuf>,
-    /// Context of the kubeconfig to use
+    /// Context of the kubeconfig to use; of `build`, which uses none, what to build
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
     /// Never use colour

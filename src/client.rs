@@ -24,7 +24,7 @@ mod tls;
 mod token;
 
 pub use api::{Api, ApiError, BaseUrl, Cache, ParseBaseUrl, RouteRequest, Routed};
-pub use certificates::{Certificates, CertificatesError, Given, Paths, Private, pem};
+pub use certificates::{Certificates, CertificatesError, Given, Paths, Private, authority, pem};
 pub use dial::{DialError, Endpoint};
 pub use execute::ExecuteError;
 pub use fault::BuildError;
@@ -33,8 +33,8 @@ pub use http::{Http, HttpError, Pinned};
 pub use narrate::Narrator;
 pub use output::Progress;
 pub use session::{Build, run};
-pub use tls::{TlsError, api_trust};
-pub use token::{Mint, Token, TokenError, TokenSource};
+pub use tls::{TlsError, api_trust, check};
+pub use token::{Mint, Shown, Token, TokenError, TokenSource};
 
 #[expect(clippy::disallowed_methods, reason = "waiting is measured here, once")]
 fn now() -> tokio::time::Instant {

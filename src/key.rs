@@ -72,6 +72,9 @@ pub enum KeyError {
     /// An IPv6 host without its closing bracket.
     #[error("repo \"{0}\" has an IPv6 host without a closing bracket")]
     UnclosedBracket(String),
+    /// Longer than a request may have it.
+    #[error("{0} is too long")]
+    TooLong(&'static str),
     /// Neither amd64 nor arm64.
     #[error("unsupported arch {0:?}")]
     UnsupportedArch(String),
@@ -79,6 +82,9 @@ pub enum KeyError {
     #[error("\"{0}\" is not a project key")]
     MalformedKey(String),
 }
+
+/// Most bytes of the parts of a request, as they are sent.
+pub const LONGEST: [(&str, usize); 3] = [("repo", 512), ("name", 128), ("target", 128)];
 
 const SCHEMES: [&str; 7] = ["https", "http", "git", "ssh", "git+ssh", "git+https", "git+http"];
 
@@ -179,6 +185,21 @@ impl Project {
         refuse_control("target", &target)?;
         let target = if target.is_empty() { "default".to_owned() } else { target };
         Ok(Self { repo, name, target, arch: arch.parse()?, untrusted, pull_request: None })
+    }
+
+    /// The same of a request, whose parts may not be longer than [`LONGEST`].
+    /// A repository must survive normalisation before its length counts.
+    ///
+    /// # Errors
+    /// See [`Project::new`], and [`KeyError::TooLong`].
+    pub fn requested(repo: &str, name: &str, target: &str, arch: &str, untrusted: bool) -> Result<Self, KeyError> {
+        Repo::normalize(repo)?;
+        for ((field, most), value) in LONGEST.into_iter().zip([repo, name, target]) {
+            if value.len() > most {
+                return Err(KeyError::TooLong(field));
+            }
+        }
+        Self::new(repo, name, target, arch, untrusted)
     }
 
     /// The key that trusted builds share: `p` and the first 16 hex digits of

@@ -13,6 +13,7 @@
 //! | [`certificate`] | certificate specifications, SANs, renewal decisions |
 //! | [`plan`] | (desired, live, record) → plan |
 //! | [`readiness`] | object → ready, pending or failed, one rule a kind |
+//! | [`printable`] | text from elsewhere, fit for a terminal |
 //! | [`sni`] | bytes → server name, incomplete or rejected |
 //!
 //! | Shell | |
@@ -49,6 +50,7 @@ pub mod local;
 pub mod manifest;
 pub mod names;
 pub mod plan;
+pub mod printable;
 pub mod profile;
 pub mod provisioner;
 pub mod readiness;

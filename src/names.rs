@@ -92,6 +92,9 @@ pub enum ParseDnsName {
     /// Not a label: a namespace, for example.
     #[error("\"{0}\" is not a DNS label: want 1 to 63 of a-z, 0-9 and -, not at the ends")]
     Label(String),
+    /// Not the name of an object.
+    #[error("\"{0}\" is no name of a Kubernetes object: want a-z, 0-9, - and ., with letters or digits at the ends")]
+    Object(String),
     /// Not labels with dots between them.
     #[error(
         "\"{0}\" is not a domain: want DNS labels of a-z, 0-9 and - with dots between them, such as builds.example.org"
@@ -105,6 +108,15 @@ pub enum ParseDnsName {
 /// [`ParseDnsName::Label`].
 pub fn dns_label(s: &str) -> Result<String, ParseDnsName> {
     if is_label(s) { Ok(s.to_owned()) } else { Err(ParseDnsName::Label(s.to_owned())) }
+}
+
+/// The name of an object such as a Secret: DNS-1123 labels with dots between them.
+///
+/// # Errors
+/// [`ParseDnsName::Object`].
+pub fn object_name(s: &str) -> Result<String, ParseDnsName> {
+    let valid = s.len() <= 253 && s.split('.').all(is_label);
+    if valid { Ok(s.to_owned()) } else { Err(ParseDnsName::Object(s.to_owned())) }
 }
 
 /// A domain, lower-cased, without the dot at its end; or nothing.
@@ -139,6 +151,10 @@ mod tests {
         }
         for bad in ["", "Bad_NS", "-a", "a-", "a.b", &"a".repeat(64)] {
             assert!(dns_label(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(object_name("a-b.c").as_deref(), Ok("a-b.c"));
+        for bad in ["", "a/b", "A", "a..b", "../a", "a b", &"a.".repeat(127)] {
+            assert!(object_name(bad).is_err(), "{bad:?}");
         }
         assert_eq!(domain_or_nothing(" Builds.Example.ORG. ").as_deref(), Ok("builds.example.org"));
         assert_eq!(domain_or_nothing("").as_deref(), Ok(""));

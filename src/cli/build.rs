@@ -1,8 +1,11 @@
 //! `bko-install build`.
 
 mod args;
+mod check;
 mod fail;
+mod origin;
 mod plan;
+mod secrets;
 
 pub use args::BuildArgs;
 
@@ -21,15 +24,18 @@ pub fn run(args: BuildArgs, global: &Global) -> ExitCode {
 }
 
 async fn build(mut args: BuildArgs, global: &Global) -> Result<u8, Failure> {
-    if args.access.buildd_url.clone().flatten().is_none()
+    let narrator = Narrator::new(global.quiet);
+    if args.access.api.base()?.is_none()
         && let Some((_, info)) = host::running(&args.access.state).await?
     {
-        args.access.use_host(&info)?;
+        let given = args.access.cert.is_some();
+        args.access.api.use_host(&info, given)?;
     }
     if args.dry_run {
-        report::print(&plan::rehearsal(&args, global).await?)?;
+        report::print(&plan::rehearsal(&args, global, &narrator).await?)?;
         return Ok(0);
     }
-    let build = plan::plan(&args, global).await?;
-    client::run(build, &Narrator::new(global.quiet)).await.map_err(fail::failure)
+    let build = plan::plan(&args, global, &narrator).await?;
+    let shown = build.api.token.shown();
+    client::run(build, &narrator).await.map_err(|error| fail::failure(error, shown))
 }

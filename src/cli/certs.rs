@@ -11,9 +11,9 @@ use super::bundle::{self, BundleArgs, Recorded};
 use super::exit::{Code, Failure};
 use super::{Global, block_on};
 use crate::certificate::{CertificateSpec, LiveSecret};
-use crate::cluster::client::connect;
+use crate::cluster::client::{connect, plain};
 use crate::manifest;
-use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE};
+use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE, object_name};
 
 /// List and export certificates.
 #[derive(Debug, Subcommand)]
@@ -74,16 +74,26 @@ fn declared(namespaces: &Namespaces) -> Result<Vec<CertificateSpec>, Failure> {
 
 /// The Secret, if it is there.
 pub(super) async fn fetch(client: &kube::Client, namespace: &str, name: &str) -> Result<Option<LiveSecret>, Failure> {
+    Ok(fetch_secret(client, namespace, name).await?.map(LiveSecret::from))
+}
+
+/// The same with all that the API server says of it.
+pub(super) async fn fetch_secret(
+    client: &kube::Client,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Secret>, Failure> {
+    object_name(name).map_err(|error| Failure::new(Code::Usage, error))?;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    match secrets.get_opt(name).await {
-        Ok(secret) => Ok(secret.map(LiveSecret::from)),
-        Err(kube::Error::Api(status)) if status.code == 403 => {
-            let error = anyhow::anyhow!("not allowed to read Secret \"{namespace}/{name}\"");
-            let hint = format!("check with: kubectl --namespace {namespace} auth can-i get secret/{name}");
-            Err(Failure::new(Code::Failed, error).hint(hint))
-        }
-        Err(error) => {
-            Err(anyhow::Error::new(error).context(format!("cannot read Secret \"{namespace}/{name}\"")).into())
-        }
+    secrets.get_opt(name).await.map_err(|error| refused("get", namespace, name, &error))
+}
+
+/// What the API server's refusal to `get` or `patch` a Secret is about.
+pub(super) fn refused(verb: &str, namespace: &str, name: &str, error: &kube::Error) -> Failure {
+    let what = format!("{} Secret \"{namespace}/{name}\"", if verb == "get" { "read" } else { "write" });
+    if matches!(error, kube::Error::Api(status) if status.code == 403) {
+        let hint = format!("check with: kubectl --namespace {namespace} auth can-i {verb} secret/{name}");
+        return Failure::new(Code::Failed, anyhow::anyhow!("not allowed to {what}")).hint(hint);
     }
+    plain(error).context(format!("cannot {what}")).into()
 }

@@ -8,15 +8,16 @@ use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
+use super::access::base_url;
 use super::certs::{export, fetch};
 use super::exit::{Code, Failure};
 use super::{Global, block_on, report};
 use crate::certificate::LiveCertificate;
 use crate::certificate::SecretData;
-use crate::client::BaseUrl;
+use crate::client::Token;
 use crate::cluster::client::connect;
 use crate::local::args::StateArgs;
-use crate::names::{OPERATOR_NAMESPACE, dns_label, domain_or_nothing};
+use crate::names::{OPERATOR_NAMESPACE, dns_label, domain_or_nothing, object_name};
 use format::Credentials;
 use installed::Installed;
 
@@ -33,7 +34,7 @@ pub struct CredentialsArgs {
     format: Format,
     /// Address of the routing API [default: `api.DOMAIN` through the gateway, else the Service within the cluster]
     #[arg(long, value_name = "URL")]
-    url: Option<BaseUrl>,
+    url: Option<String>,
     /// Domain of the gateway [default: the installed one]
     #[arg(long, value_name = "DOMAIN", value_parser = domain_or_nothing)]
     gateway_host: Option<String>,
@@ -41,7 +42,7 @@ pub struct CredentialsArgs {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     gateway_port: Option<u16>,
     /// Secret with the client certificate
-    #[arg(long, value_name = "SECRET", default_value = "buildkit-client-certs")]
+    #[arg(long, value_name = "SECRET", default_value = "buildkit-client-certs", value_parser = object_name)]
     client_secret: String,
     #[command(flatten)]
     place: Place,
@@ -60,7 +61,7 @@ pub(super) struct Place {
     #[arg(long, value_name = "NAMESPACE", value_parser = dns_label)]
     pub(super) namespace: Option<String>,
     /// Secret with the token [default: the installed one]
-    #[arg(long, value_name = "SECRET")]
+    #[arg(long, value_name = "SECRET", value_parser = object_name)]
     pub(super) token_secret: Option<String>,
 }
 
@@ -97,9 +98,10 @@ pub fn run(args: CredentialsArgs, global: &Global) -> Result<(), Failure> {
 }
 
 async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, Failure> {
+    let url = args.url.as_deref().map(base_url).transpose()?;
     let elsewhere = args.state.state_dir.is_none() && (global.kubeconfig.is_some() || global.context.is_some());
     if !elsewhere && let Some((_, info)) = super::host::running(&args.state).await? {
-        return host::gather(args, &info);
+        return host::gather(args, url, &info);
     }
     let client = connect(global).await?;
     let installed = installed::read(&client, &args.place).await?;
@@ -113,7 +115,7 @@ async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, 
     let certificate = valid(&secret.data, &format!("Secret \"{path}\""), "`bko-install cluster init` renews it")?;
     let gateway_host = args.gateway_host.clone().filter(|host| !host.is_empty()).or(installed.gateway_host.clone());
     let gateway_port = args.gateway_port.unwrap_or(installed.gateway_port);
-    let url = match (&args.url, &gateway_host) {
+    let url = match (url, &gateway_host) {
         (Some(url), _) => url.to_string(),
         (None, Some(host)) if installed.api_tls => format!("https://api.{host}:{gateway_port}"),
         (None, _) => {
@@ -141,7 +143,10 @@ fn made(found: Found, data: &SecretData) -> Result<Credentials, Failure> {
     let mut files = export::files(data).into_iter();
     let mut pem = || -> Result<String, Failure> {
         let (_, bytes) = files.next().ok_or_else(|| anyhow!("{path} lacks a key"))?;
-        Ok(String::from_utf8(bytes.to_vec()).with_context(|| format!("{path} holds no PEM"))?)
+        let text = String::from_utf8(bytes.to_vec()).with_context(|| format!("{path} holds no PEM"))?;
+        // Around the PEM there may be anything.
+        let odd = text.chars().any(|c| c.is_control() && !c.is_ascii_whitespace());
+        if odd { Err(anyhow!("{path} holds control characters, which are no PEM").into()) } else { Ok(text) }
     };
     let (gateway_host, gateway_port) = gateway.unzip();
     Ok(Credentials {
@@ -165,11 +170,13 @@ async fn token(client: &kube::Client, place: &Place, installed: &Installed) -> R
         Failure::new(Code::Failed, anyhow!("there is no Secret \"{path}\""))
             .hint("`bko-install cluster init` makes it; name another with --operator-namespace and --token-secret")
     })?;
-    let bytes = secret.data.get("token").filter(|token| !token.trim_ascii().is_empty());
-    let bytes = bytes.ok_or_else(|| anyhow!("Secret \"{path}\" has no token under the key \"token\""))?;
-    let text =
-        std::str::from_utf8(bytes).with_context(|| format!("Secret \"{path}\" holds a token that is no text"))?;
-    Ok(Some(text.trim().to_owned()))
+    let bytes = secret.data.get("token").map_or(&[][..], |token| token.trim_ascii());
+    let token = std::str::from_utf8(bytes).ok().map(Token::new);
+    match token {
+        Some(None) => Err(anyhow!("Secret \"{path}\" has no token under the key \"token\"").into()),
+        Some(Some(token)) if token.is_well_formed() => Ok(Some(String::from_utf8_lossy(bytes).into_owned())),
+        _ => Err(anyhow!("Secret \"{path}\" holds a token with white space or characters that no token has").into()),
+    }
 }
 
 /// The client's certificate, as long as it is valid.

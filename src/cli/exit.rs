@@ -67,9 +67,14 @@ pub fn finish(result: Result<(), Failure>) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Some(error) = &failure.error {
-        complain(&format!("error: {error}"));
-        for cause in error.chain().skip(1) {
-            complain(&format!("caused by: {cause}"));
+        let mut said = error.to_string();
+        complain(&format!("error: {said}"));
+        for cause in error.chain().skip(1).map(ToString::to_string) {
+            // Some libraries repeat their cause in their own words.
+            if !said.contains(&cause) {
+                complain(&format!("caused by: {cause}"));
+            }
+            said += &cause;
         }
     }
     if let Some(hint) = &failure.hint {

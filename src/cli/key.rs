@@ -17,7 +17,7 @@ use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 #[command(after_long_help = "Builds with the same key share a daemon and its cache.")]
 pub struct KeyArgs {
     /// Repository: a URL, user@host:path, host/path or a bare name
-    #[arg(long, env = "BUILDKIT_OPERATOR_REPO", value_name = "REPO")]
+    #[arg(long, env = "BUILDKIT_OPERATOR_REPO", value_name = "REPO", hide_env_values = true)]
     repo: String,
     /// Component of a monorepo
     #[arg(long, env = "BUILDKIT_OPERATOR_NAME", value_name = "NAME", default_value = "", hide_default_value = true)]
@@ -99,6 +99,7 @@ pub fn run(args: KeyArgs, _global: &Global) -> Result<(), Failure> {
 pub(super) fn refuse(error: KeyError) -> Failure {
     let hint = match &error {
         KeyError::UnsupportedArch(_) => "want --arch amd64 or --arch arm64",
+        KeyError::TooLong(_) => "at most 512 bytes of a repository, 128 of a name or a target",
         KeyError::ControlCharacter { .. } => "remove the control character; is a variable cut or joined wrongly?",
         _ => "want a repository such as https://github.com/acme/shop.git, git@github.com:acme/shop or acme/shop",
     };

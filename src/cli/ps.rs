@@ -2,7 +2,6 @@
 #![expect(clippy::disallowed_methods, reason = "shell: ages are told at the time of asking")]
 
 pub(super) mod changes;
-mod remote;
 mod source;
 pub(super) mod table;
 
@@ -13,10 +12,12 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::access::ApiArgs;
 use super::exit::Failure;
 use super::{Global, report};
 use crate::local::args::StateArgs;
 use crate::names::{BUILDS_NAMESPACE, dns_label};
+use crate::printable;
 use crate::provisioner::project::{Phase, Summary};
 use changes::Changes;
 use source::Source;
@@ -44,45 +45,8 @@ pub struct PsArgs {
     /// Show projects at zero, too
     #[arg(long, short)]
     all: bool,
-    /// Address of the routing API
-    #[arg(long, env = "BUILDKIT_OPERATOR_BUILDD_URL", value_name = "URL", help_heading = "Access")]
-    buildd_url: Option<String>,
-    /// Token of the routing API; better in the variable, since a command line can be read by others
-    #[arg(
-        long,
-        env = "BUILDKIT_OPERATOR_TOKEN",
-        value_name = "TOKEN",
-        hide_env_values = true,
-        help_heading = "Access"
-    )]
-    token: Option<String>,
-    /// Token that lets its holder act for any repository
-    #[arg(
-        long,
-        env = "BUILDKIT_OPERATOR_ADMIN_TOKEN",
-        value_name = "TOKEN",
-        hide_env_values = true,
-        help_heading = "Access"
-    )]
-    admin_token: Option<String>,
-    /// Authority of the routing API, beside those that Mozilla trusts: PEM, PEM in base64, or a file
-    #[arg(
-        long,
-        env = "BUILDKIT_OPERATOR_API_CA",
-        value_name = "PEM|FILE",
-        hide_env_values = true,
-        help_heading = "Access"
-    )]
-    api_ca: Option<String>,
-    /// Authority of the daemons, which is also the routing API's unless that has another
-    #[arg(
-        long,
-        env = "BUILDKIT_OPERATOR_CA",
-        value_name = "PEM|FILE",
-        hide_env_values = true,
-        help_heading = "Access"
-    )]
-    ca: Option<String>,
+    #[command(flatten)]
+    access: ApiArgs,
     /// A farm on this host.
     #[command(flatten)]
     state: StateArgs,
@@ -145,7 +109,7 @@ async fn shown(args: &PsArgs, source: &Source) -> Result<Vec<Summary>, Failure> 
 async fn once(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Failure> {
     let projects = shown(args, source).await?;
     match args.format {
-        Format::Json => report::print(&serde_json::to_string_pretty(&projects)?),
+        Format::Json => report::print(&printable::json(&serde_json::to_string_pretty(&projects)?)),
         Format::Table => {
             let (width, _) = size();
             report::print(&table::table(&projects, Timestamp::now(), Look { width, colour }))
@@ -167,8 +131,8 @@ async fn redraw(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Fail
             // A farm that cannot be asked at all is an error; one that could, is waited for.
             Err(failure) if first => return Err(failure),
             Err(failure) => {
-                let why = failure.error.map_or_else(String::new, |error| format!("{error:#}"));
-                text = format!("{}\n{}", text.trim_end(), table::clip(&format!("trying again: {why}"), width.into()));
+                let why = printable::line(&format!("trying again: {}", why(failure)), width.into());
+                text = format!("{}\n{why}", text.trim_end());
             }
         }
         let mut out = report::stdout();
@@ -186,9 +150,11 @@ async fn follow(args: &PsArgs, source: &Source) -> Result<(), Failure> {
         match shown(args, source).await {
             Ok(projects) => {
                 let now = Timestamp::now();
-                let lines = match args.format {
-                    Format::Table => changes.lines(projects, now),
-                    Format::Json => changes.documents(projects)?,
+                let lines: Vec<String> = match args.format {
+                    Format::Table => {
+                        changes.lines(projects, now).iter().map(|line| printable::line(line, 1000)).collect()
+                    }
+                    Format::Json => changes.documents(projects)?.iter().map(|line| printable::json(line)).collect(),
                 };
                 let mut out = report::stdout();
                 lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
@@ -197,14 +163,17 @@ async fn follow(args: &PsArgs, source: &Source) -> Result<(), Failure> {
             }
             Err(failure) if first => return Err(failure),
             Err(failure) if !failing => {
-                let why = failure.error.map_or_else(String::new, |error| format!("{error:#}"));
-                report::complain(&format!("trying again: {why}"));
+                report::complain(&format!("trying again: {}", why(failure)));
                 failing = true;
             }
             Err(_) => {}
         }
         first = false;
     }
+}
+
+fn why(failure: Failure) -> String {
+    failure.error.map_or_else(String::new, |error| format!("{error:#}"))
 }
 
 fn ticks() -> tokio::time::Interval {

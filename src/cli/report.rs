@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::exit::Failure;
 use super::{Global, Output};
 use crate::cluster::{Event, Reporter};
+use crate::printable::printable;
 
 /// Why standard output could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -61,9 +62,10 @@ pub fn print(text: &str) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Prints to standard error. Who has closed it does not want to know.
+/// Prints to standard error, whatever the text has come from. Who has closed it
+/// does not want to know.
 pub fn complain(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", printable(text));
 }
 
 /// Prints a message for people to standard error.
@@ -90,7 +92,7 @@ pub fn reporter(global: &Global, output: Output) -> Reporter {
         (Output::Json, event) => drop(print_json(event)),
         (Output::Text, Event::Warning { .. } | Event::Retrying { .. }) => message(&global, &event.to_string()),
         (Output::Text, _) if global.quiet => {}
-        (Output::Text, event) => drop(print(&event.to_string())),
+        (Output::Text, event) => drop(print(&printable(&event.to_string()))),
     })
 }
 

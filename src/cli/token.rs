@@ -1,6 +1,6 @@
 //! `bko-install token`.
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use clap::{Args, Subcommand};
@@ -10,6 +10,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use super::certs::{fetch_secret, refused};
 use super::credentials::{Place, installed};
 use super::exit::{Code, Failure};
 use super::{Global, block_on, report};
@@ -59,9 +60,7 @@ async fn rotate(args: RotateArgs, global: &Global) -> Result<(), Failure> {
             .hint("`bko-install cluster init --set auth.open=false` requires one")
     })?;
     let path = format!("{namespace}/{name}");
-    let secrets: Api<Secret> = Api::namespaced(client, namespace);
-    let live = secrets.get_opt(&name).await.with_context(|| format!("cannot read Secret \"{path}\""))?;
-    let live = live.ok_or_else(|| {
+    let live = fetch_secret(&client, namespace, &name).await?.ok_or_else(|| {
         Failure::new(Code::Failed, anyhow!("there is no Secret \"{path}\""))
             .hint("`bko-install cluster init` makes it; name another with --operator-namespace and --token-secret")
     })?;
@@ -70,13 +69,14 @@ async fn rotate(args: RotateArgs, global: &Global) -> Result<(), Failure> {
         return Ok(());
     };
     let manager = PatchParams { field_manager: Some(INSTALLER_MANAGER.to_owned()), ..PatchParams::default() };
+    let secrets: Api<Secret> = Api::namespaced(client, namespace);
     match secrets.patch(&name, &manager, &Patch::Merge(change)).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 409 => {
             let error = anyhow!("Secret \"{path}\" has changed meanwhile, and was left alone");
             return Err(Failure::new(Code::Refused, error).hint("is somebody else rotating it? look, and run it again"));
         }
-        Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot write Secret \"{path}\"")).into()),
+        Err(error) => return Err(refused("patch", namespace, &name, &error)),
     }
     report::message(global, if args.drop_previous { DROPPED } else { ROTATED });
     Ok(())

@@ -4,12 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use http::header::{CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, StatusCode, Uri};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::http::{Http, HttpError, Response};
 use super::token::{Token, TokenError, TokenSource};
+use crate::printable::line;
 
 const WAITING_FOR: &str = "x-buildkit-operator-waiting-for";
 
@@ -19,7 +21,7 @@ pub struct BaseUrl(String);
 
 /// Not the address of an API.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("\"{0}\" is no address of a routing API: want http://HOST:PORT or https://HOST:PORT")]
+#[error("\"{0}\" is no address of a routing API: want http://HOST:PORT or https://HOST:PORT, without a password")]
 pub struct ParseBaseUrl(String);
 
 impl FromStr for BaseUrl {
@@ -29,7 +31,7 @@ impl FromStr for BaseUrl {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let trimmed = text.trim().trim_end_matches('/');
         let base = trimmed.strip_suffix("/route").unwrap_or(trimmed);
-        // Neither may be shown: there may be a password in it.
+        // A password may be in it, with or without a scheme before.
         let refuse = || ParseBaseUrl(if base.contains('@') { "…@…".to_owned() } else { text.to_owned() });
         let uri: Uri = base.parse().map_err(|_| refuse())?;
         let host = uri.host().is_some_and(|host| !host.is_empty()) && !base.contains('@');
@@ -152,14 +154,18 @@ pub struct Api {
 }
 
 impl Api {
+    /// Reads what the API shows.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
+        let response = self.send(Method::GET, path, HeaderMap::new(), Vec::new()).await?;
+        answer(&response, path)
+    }
+
     /// Asks for a daemon once. A caller who drops this releases the build.
     pub(super) async fn route(&self, request: &RouteRequest) -> Result<Routed, ApiError> {
-        let response = self.post("/route", request).await?;
-        if response.status != StatusCode::OK {
-            return Err(refusal(&response));
-        }
-        serde_json::from_slice(&response.body)
-            .map_err(|error| ApiError::Foreign(format!("the answer of /route cannot be read: {error}")))
+        answer(&self.post("/route", request).await?, "/route")
     }
 
     /// Ends a build.
@@ -170,34 +176,76 @@ impl Api {
     }
 
     async fn post(&self, path: &str, body: &impl Serialize) -> Result<Response, ApiError> {
-        let mut headers = self.token.headers(&self.http, self.admin.as_ref()).await.map_err(ApiError::Token)?;
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let body = serde_json::to_vec(body).map_err(|error| ApiError::Foreign(error.to_string()))?;
+        self.send(Method::POST, path, headers, body).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        mut headers: HeaderMap,
+        body: Vec<u8>,
+    ) -> Result<Response, ApiError> {
+        headers.extend(self.token.headers(&self.http, self.admin.as_ref()).await.map_err(ApiError::Token)?);
         let url = format!("{}{path}", self.base);
         let url = url.parse().map_err(|_| ApiError::Http(HttpError::Url(url)))?;
-        let body = serde_json::to_vec(body).map_err(|error| ApiError::Foreign(error.to_string()))?;
-        self.http.send(Method::POST, &url, headers, body).await.map_err(ApiError::Http)
+        self.http.send(method, &url, headers, body).await.map_err(ApiError::Http)
     }
+}
+
+fn answer<T: DeserializeOwned>(response: &Response, path: &str) -> Result<T, ApiError> {
+    if response.status != StatusCode::OK {
+        return Err(refusal(response));
+    }
+    let known = serde_json::from_slice(&response.body);
+    known.map_err(|error| {
+        ApiError::Foreign(format!("the answer of {path} cannot be read: {error}{}", through(response)))
+    })
 }
 
 fn refusal(response: &Response) -> ApiError {
-    let header = |name: &str| response.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let header = |name: &str| response.headers.get(name).and_then(|value| value.to_str().ok());
     if response.status.is_redirection() {
-        let to = header(LOCATION.as_str()).unwrap_or_default();
-        return ApiError::Foreign(format!("it redirects ({}) to \"{}\"", response.status.as_u16(), printable(&to)));
+        let to = line(header(LOCATION.as_str()).unwrap_or_default(), LONGEST);
+        return ApiError::Foreign(format!(
+            "it redirects ({}) to \"{to}\"{}",
+            response.status.as_u16(),
+            through(response)
+        ));
     }
     let text = String::from_utf8_lossy(&response.body);
-    let text = text.lines().next().unwrap_or_default().trim();
+    let text = line(text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default(), LONGEST);
+    let reason = response.status.canonical_reason().unwrap_or("no reason");
+    let mut text = match text.chars().next() {
+        None => reason.to_owned(),
+        // Of a proxy or another server.
+        Some('<') => format!("{reason}, with a page in HTML as no routing API has it"),
+        Some(_) => text,
+    };
+    if let Some(why) = header(WWW_AUTHENTICATE.as_str()).and_then(description) {
+        text = format!("{text}: {}", line(why, LONGEST));
+    }
     ApiError::Refused {
         status: response.status,
-        text: if text.is_empty() { response.status.to_string() } else { printable(text) },
+        text: text + &through(response),
         retry_after: header(RETRY_AFTER.as_str()).and_then(|s| s.trim().parse().ok()).map(Duration::from_secs),
-        waiting_for: header(WAITING_FOR).map(|text| printable(&text)),
+        waiting_for: header(WAITING_FOR).map(|text| line(text, LONGEST)),
     }
 }
 
-/// What comes from elsewhere moves no cursor.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).take(300).collect()
+/// Most characters of what a server says that are shown.
+const LONGEST: usize = 300;
+
+fn through(response: &Response) -> String {
+    response.proxy.as_ref().map_or_else(String::new, |proxy| format!(" (asked through the proxy {proxy})"))
+}
+
+/// What a challenge says of the token: its description, or else its error.
+fn description(challenge: &str) -> Option<&str> {
+    let value = |name| challenge.split_once(name)?.1.split('"').next().filter(|value| !value.is_empty());
+    value("error_description=\"").or_else(|| value("error=\""))
 }
 
 #[cfg(test)]
@@ -235,6 +283,14 @@ mod tests {
         assert_eq!(json, r#"{"repo":"github.com/acme/shop","arch":"amd64"}"#);
         let json = serde_json::to_string(&Completion { key: "p1", build_id: "" }).unwrap();
         assert_eq!(json, r#"{"key":"p1"}"#);
+    }
+
+    #[test]
+    fn a_challenge_says_what_is_wrong() {
+        let whole = r#"Bearer realm="b", error="invalid_token", error_description="the token has expired""#;
+        assert_eq!(description(whole), Some("the token has expired"));
+        assert_eq!(description(r#"Bearer error="invalid_token""#), Some("invalid_token"));
+        assert_eq!(description(r#"Bearer realm="b""#), None);
     }
 
     #[test]

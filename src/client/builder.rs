@@ -1,19 +1,19 @@
 //! The command lines of stock builders: what is printed is what is run. Pure,
-//! but for [`find`].
+//! but for [`find()`].
 
 mod buildctl;
 mod buildx;
+mod find;
 
 use std::ffi::OsString;
-use std::io;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
 
 use super::Paths;
 use super::api::Cache;
 use super::dial::Endpoint;
 
 pub use buildctl::Unsupported;
+pub use find::{FindError, Wanted, find};
 
 /// What to build, and what to do with it: what both builders understand.
 #[derive(Clone, Debug, Default)]
@@ -76,37 +76,6 @@ pub enum Builder {
     Buildx(Vec<OsString>),
     /// `buildctl`.
     Buildctl(OsString),
-}
-
-/// Which builder is wanted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Wanted {
-    /// The first that is there: docker buildx, buildx, buildctl.
-    #[default]
-    Auto,
-    /// docker buildx, or buildx by itself.
-    Buildx,
-    /// buildctl.
-    Buildctl,
-}
-
-/// Why there is no builder.
-#[derive(Debug, thiserror::Error)]
-pub enum FindError {
-    /// Nothing on the path works.
-    #[error("no builder on the PATH: neither {tried} can be run")]
-    Missing {
-        /// What was looked for.
-        tried: &'static str,
-    },
-    /// It is there, but cannot be run.
-    #[error("cannot run \"{program}\"")]
-    Run {
-        /// Which.
-        program: String,
-        /// Why.
-        source: io::Error,
-    },
 }
 
 /// One command line.
@@ -181,44 +150,21 @@ fn forgive(cache_to: &mut String) {
     }
 }
 
+/// As Docker tells URLs from folders.
+pub fn is_remote(context: &str) -> bool {
+    // `user@host:path`, and no folder of that name.
+    let ssh = context.split_once(':').is_some_and(|(host, _)| host.contains('@') && !host.contains('/'));
+    ssh || ["https://", "http://", "git://", "ssh://", "github.com/"].iter().any(|start| context.starts_with(start))
+}
+
+/// A secret whose value is in a file.
+pub fn secret_file(id: &str, path: &Path) -> String {
+    format!("id={id},{}", csv(&format!("src={}", path.display())))
+}
+
 /// One field of a list that the builders split at commas.
 pub(super) fn csv(field: &str) -> String {
     if field.contains([',', '"', '\n']) { format!("\"{}\"", field.replace('"', "\"\"")) } else { field.to_owned() }
-}
-
-/// The builder that is wanted, if it can be run.
-///
-/// # Errors
-/// Names what was looked for.
-pub async fn find(wanted: Wanted) -> Result<Builder, FindError> {
-    let buildx = [vec!["docker", "buildx"], vec!["buildx"]];
-    if wanted != Wanted::Buildctl {
-        for program in buildx {
-            if runs(&[&program[..], &["version"]].concat()).await? {
-                return Ok(Builder::Buildx(program.into_iter().map(Into::into).collect()));
-            }
-        }
-    }
-    if wanted != Wanted::Buildx && runs(&["buildctl", "--version"]).await? {
-        return Ok(Builder::Buildctl("buildctl".into()));
-    }
-    let tried = match wanted {
-        Wanted::Auto => "`docker buildx`, nor `buildx`, nor `buildctl`",
-        Wanted::Buildx => "`docker buildx`, nor `buildx`",
-        Wanted::Buildctl => "`buildctl`, nor anything that replaces it,",
-    };
-    Err(FindError::Missing { tried })
-}
-
-async fn runs(words: &[&str]) -> Result<bool, FindError> {
-    let [program, arguments @ ..] = words else { return Ok(false) };
-    let mut command = tokio::process::Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    match command.status().await {
-        Ok(status) => Ok(status.success()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(FindError::Run { program: (*program).to_owned(), source }),
-    }
 }
 
 fn words(words: &[&str]) -> Command {
@@ -337,6 +283,41 @@ mod tests {
         assert_eq!(name(&amd64, &paths()), name(&amd64, &paths()));
         assert_ne!(name(&amd64, &paths()), name(&arm64, &paths()));
         assert_ne!(name(&amd64, &paths()), name(&amd64, &other));
+    }
+
+    #[test]
+    fn buildctl_drops_no_name_and_understands_what_buildx_does() {
+        let tags = || vec!["r.example.org/a:1".to_owned(), "r.example.org/a:2".to_owned()];
+        let export = |outputs: &[&str], push| {
+            let outputs = outputs.iter().map(|output| (*output).to_owned()).collect();
+            let spec = Spec { context: ".".into(), tags: tags(), outputs, push, ..Spec::default() };
+            let text = printed(&Builder::Buildctl("buildctl".into()), &spec, &[node("amd64")], true);
+            text.split(" --output ")
+                .skip(1)
+                .map(|part| part.split(" --").next().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let name = r#""name=r.example.org/a:1,r.example.org/a:2""#;
+        for (outputs, push, want) in [
+            (&["type=oci,dest=x"][..], false, vec![format!("'type=oci,dest=x,{name}'")]),
+            (&["type=image,name=b"], false, vec!["type=image,name=b".to_owned()]),
+            (&["type=local,dest=x"], false, vec!["type=local,dest=x".to_owned()]),
+            (&["type=registry"], false, vec![format!("'type=image,push=true,{name}'")]),
+            (&["out"], true, vec![format!("'type=image,{name},push=true'"), "type=local,dest=out".to_owned()]),
+            (&["-"], false, vec!["type=tar,dest=-".to_owned()]),
+        ] {
+            assert_eq!(export(outputs, push), want, "{outputs:?}");
+        }
+    }
+
+    #[test]
+    fn urls_are_told_from_folders() {
+        for url in ["https://h/x.git", "git@h:x", "alice@h:x/y#main", "ssh://h/x", "github.com/acme/shop"] {
+            assert!(is_remote(url), "{url}");
+        }
+        for folder in [".", "a@b", "./a@b:c", "a:b", "-", "github.com"] {
+            assert!(!is_remote(folder), "{folder}");
+        }
     }
 
     #[test]

@@ -42,6 +42,12 @@ impl std::fmt::Debug for Given {
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificatesError {
+    /// No such folder.
+    #[error("there is no folder \"{}\" with a client certificate", folder.display())]
+    NoFolder {
+        /// Which.
+        folder: PathBuf,
+    },
     /// No such file.
     #[error("\"{}\" holds no client certificate: want ca.pem, cert.pem and key.pem, or ca.crt, tls.crt and tls.key", folder.display())]
     Incomplete {
@@ -164,12 +170,27 @@ impl Certificates {
     }
 }
 
+/// The authority in a folder, which needs no more than that.
+///
+/// # Errors
+/// Says what is missing.
+pub fn authority(folder: &Path) -> Result<Vec<u8>, CertificatesError> {
+    let found = NAMES.map(|[ca, ..]| folder.join(ca)).into_iter().find(|path| path.is_file());
+    let path = found.ok_or_else(|| incomplete(folder))?;
+    std::fs::read(&path).map_err(|source| CertificatesError::Read { path, source })
+}
+
+fn incomplete(folder: &Path) -> CertificatesError {
+    let folder = folder.to_owned();
+    if folder.is_dir() { CertificatesError::Incomplete { folder } } else { CertificatesError::NoFolder { folder } }
+}
+
 /// The files of a folder, by either way to name them.
 fn paths(folder: &Path) -> Result<Paths, CertificatesError> {
     let whole =
         std::path::absolute(folder).map_err(|source| CertificatesError::Read { path: folder.to_owned(), source })?;
     let found = NAMES.iter().find(|names| names.iter().all(|name| whole.join(name).is_file()));
-    let [ca, cert, key] = found.ok_or_else(|| CertificatesError::Incomplete { folder: folder.to_owned() })?;
+    let [ca, cert, key] = found.ok_or_else(|| incomplete(folder))?;
     Ok(Paths { ca: whole.join(ca), cert: whole.join(cert), key: whole.join(key) })
 }
 

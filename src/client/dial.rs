@@ -129,11 +129,8 @@ pub(super) async fn probe(endpoint: &Endpoint, tls: &Arc<ClientConfig>) -> Resul
 fn told(endpoint: &Endpoint, error: &io::Error) -> DialError {
     use rustls::AlertDescription as Alert;
     let host = endpoint.host.clone();
-    if let Some(why) = http::distrust(error) {
-        return DialError::NotTrusted { host, why };
-    }
-    let alert = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match alert {
+    match http::of_tls(error) {
+        Some(rustls::Error::InvalidCertificate(why)) => DialError::NotTrusted { host, why: why.to_string() },
         Some(rustls::Error::AlertReceived(
             alert @ (Alert::BadCertificate
             | Alert::UnknownCA

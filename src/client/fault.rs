@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::api::ApiError;
-use super::builder::{FindError, Unsupported};
+use super::builder::Unsupported;
 use super::dial::DialError;
 use super::execute::ExecuteError;
 use super::tls::TlsError;
@@ -21,7 +21,7 @@ pub enum BuildError {
         source: ApiError,
     },
     /// No daemon in time.
-    #[error("no daemon for {what} within {} s", waited.as_secs_f64().ceil())]
+    #[error("no daemon for {what} after {} s", waited.as_secs())]
     NotInTime {
         /// Which build.
         what: String,
@@ -41,9 +41,6 @@ pub enum BuildError {
         /// Why.
         source: DialError,
     },
-    /// No builder.
-    #[error("there is nothing to build with")]
-    Find(#[source] FindError),
     /// The builder cannot do that.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),

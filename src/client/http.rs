@@ -1,7 +1,8 @@
 //! One HTTP/1 request a connection, over TCP or TLS, through a proxy where the
 //! environment names one. A build makes two or three.
 
-use std::io;
+mod fault;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,69 +22,19 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::VERSION;
+pub use fault::HttpError;
+use fault::broken;
+pub(super) use fault::of_tls;
 
 const CONNECT: Duration = Duration::from_secs(10);
-/// No answer of ours is longer.
-const BODY_LIMIT: usize = 1024 * 1024;
-
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum HttpError {
-    /// Not a URL that can be dialled.
-    #[error("\"{0}\" is no http:// or https:// URL with a host")]
-    Url(String),
-    /// The name is not known.
-    #[error("cannot resolve \"{host}\"")]
-    Resolve {
-        /// The name.
-        host: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// Nobody listens.
-    #[error("cannot connect to {address}")]
-    Connect {
-        /// `host:port`.
-        address: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// The server's certificate is not trusted.
-    #[error("the certificate of \"{host}\" is not trusted: {why}")]
-    NotTrusted {
-        /// The server.
-        host: String,
-        /// Why.
-        why: String,
-    },
-    /// The proxy refuses.
-    #[error("the proxy {proxy} answers {status} to CONNECT")]
-    Proxy {
-        /// `host:port`.
-        proxy: String,
-        /// Its answer.
-        status: StatusCode,
-    },
-    /// The connection broke, or what came is no HTTP.
-    #[error("the exchange with \"{host}\" broke off")]
-    Exchange {
-        /// The server.
-        host: String,
-        /// Why.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-}
-
-impl HttpError {
-    /// Whether the same may work a moment later.
-    pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::Resolve { .. } | Self::Connect { .. } | Self::Exchange { .. } | Self::Proxy { .. })
-    }
-}
+/// No answer of ours is longer: 500 projects with their builds.
+const BODY_LIMIT: usize = 16 << 20;
 
 /// An answer.
 #[derive(Debug)]
 pub(super) struct Response {
+    /// The proxy that it came through.
+    pub(super) proxy: Option<String>,
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
@@ -143,29 +94,44 @@ impl Http {
         if let Ok(agent) = HeaderValue::try_from(format!("bko-install/{VERSION}")) {
             request.headers_mut().insert(USER_AGENT, agent);
         }
-        let pinned = self.pinned.as_ref().filter(|pinned| pinned.matches(&target.host));
-        let proxy = if pinned.is_some() { None } else { self.proxies.intercept(url) };
-        let stream = match &proxy {
-            None => dial(&target.host, target.port, pinned.map(|pinned| pinned.address)).await?,
-            Some(proxy) => {
-                let (host, port) = proxy_address(proxy)?;
-                dial(&host, port, None).await?
-            }
+        let pinned = self.pinned.as_ref().filter(|pinned| pinned.matches(&target.host)).map(|pinned| pinned.address);
+        let Some(proxy) = self.proxies.intercept(url).filter(|_| pinned.is_none()) else {
+            let stream = dial(&target.host, target.port, pinned).await?;
+            return match target.secure {
+                true => exchange(self.encrypt(stream, &target).await?, request, &target.host).await,
+                false => exchange(stream, request, &target.host).await,
+            };
         };
-        match (target.secure, proxy) {
-            (false, None) => exchange(stream, request, &target.host).await,
-            (false, Some(proxy)) => {
-                *request.uri_mut() = url.clone();
-                if let Some(auth) = proxy_auth(&proxy) {
-                    request.headers_mut().insert(PROXY_AUTHORIZATION, auth);
-                }
-                exchange(stream, request, &target.host).await
+        let address = proxy_address(&proxy)?;
+        let shown = format!("{}:{}", address.0, address.1);
+        match self.send_through(&proxy, address, &target, request, url).await {
+            Ok(response) => Ok(Response { proxy: Some(shown), ..response }),
+            Err(error) => Err(HttpError::Through { proxy: shown, source: Box::new(error) }),
+        }
+    }
+
+    async fn send_through(
+        &self,
+        proxy: &Intercept,
+        (host, port): (String, u16),
+        target: &Target,
+        mut request: Request<Full<Bytes>>,
+        url: &Uri,
+    ) -> Result<Response, HttpError> {
+        let stream = dial(&host, port, None).await?;
+        if target.secure {
+            let tunnel = tunnel(stream, proxy, target).await?;
+            return exchange(self.encrypt(tunnel, target).await?, request, &target.host).await;
+        }
+        *request.uri_mut() = url.clone();
+        if let Some(auth) = proxy_auth(proxy) {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, auth);
+        }
+        match exchange(stream, request, &host).await? {
+            Response { status: status @ StatusCode::PROXY_AUTHENTICATION_REQUIRED, .. } => {
+                Err(HttpError::Proxy(status))
             }
-            (true, None) => exchange(self.encrypt(stream, &target).await?, request, &target.host).await,
-            (true, Some(proxy)) => {
-                let tunnel = tunnel(stream, &proxy, &target).await?;
-                exchange(self.encrypt(tunnel, &target).await?, request, &target.host).await
-            }
+            response => Ok(response),
         }
     }
 
@@ -177,20 +143,9 @@ impl Http {
         let handshake = TlsConnector::from(Arc::clone(&self.tls)).connect(name, stream);
         match tokio::time::timeout(CONNECT, handshake).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(match distrust(&error) {
-                Some(why) => HttpError::NotTrusted { host: target.host.clone(), why },
-                None => broken(&target.host, error),
-            }),
+            Ok(Err(error)) => Err(broken(&target.host, error)),
             Err(late) => Err(broken(&target.host, late)),
         }
-    }
-}
-
-/// Why a certificate is not trusted, if that is what went wrong.
-pub(super) fn distrust(error: &io::Error) -> Option<String> {
-    match error.get_ref()?.downcast_ref::<rustls::Error>()? {
-        rustls::Error::InvalidCertificate(why) => Some(why.to_string()),
-        _ => None,
     }
 }
 
@@ -244,7 +199,7 @@ pub(super) async fn dial(host: &str, port: u16, pinned: Option<IpAddr>) -> Resul
 fn proxy_address(proxy: &Intercept) -> Result<(String, u16), HttpError> {
     let uri = proxy.uri();
     let host = uri.host().filter(|_| uri.scheme_str() == Some("http"));
-    let host = host.ok_or_else(|| HttpError::Url(format!("proxy {}", uri.authority().map_or("", |a| a.as_str()))))?;
+    let host = host.ok_or_else(|| HttpError::UnknownProxy(uri.to_string()))?;
     Ok((host.to_owned(), uri.port_u16().unwrap_or(80)))
 }
 
@@ -263,7 +218,7 @@ async fn tunnel(
     proxy: &Intercept,
     target: &Target,
 ) -> Result<TokioIo<hyper::upgrade::Upgraded>, HttpError> {
-    let (host, port) = proxy_address(proxy)?;
+    let (host, _) = proxy_address(proxy)?;
     let address = format!("{}:{}", target.host, target.port);
     let mut request = Request::connect(address.as_str()).body(Empty::<Bytes>::new()).map_err(|e| broken(&host, e))?;
     if let Ok(value) = HeaderValue::try_from(address) {
@@ -276,7 +231,7 @@ async fn tunnel(
     tokio::spawn(connection.with_upgrades());
     let response = sender.send_request(request).await.map_err(|e| broken(&host, e))?;
     if response.status() != StatusCode::OK {
-        return Err(HttpError::Proxy { proxy: format!("{host}:{port}"), status: response.status() });
+        return Err(HttpError::Proxy(response.status()));
     }
     let upgraded = hyper::upgrade::on(response).await.map_err(|e| broken(&host, e))?;
     Ok(TokioIo::new(upgraded))
@@ -293,7 +248,7 @@ where
     let response = sender.send_request(request).await.map_err(|e| broken(host, e))?;
     let (head, body) = response.into_parts();
     let body = Limited::new(body, BODY_LIMIT).collect().await.map_err(|e| broken(host, e))?.to_bytes();
-    Ok(Response { status: head.status, headers: head.headers, body })
+    Ok(Response { proxy: None, status: head.status, headers: head.headers, body })
 }
 
 struct AbortOnDrop(tokio::task::AbortHandle);
@@ -302,8 +257,4 @@ impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-fn broken(host: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> HttpError {
-    HttpError::Exchange { host: host.to_owned(), source: source.into() }
 }

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::now;
+use crate::printable::{line, printable};
 
 /// Tells what is going on.
 #[derive(Debug)]
@@ -30,13 +31,13 @@ impl Narrator {
     /// A line that stays.
     pub fn say(&self, text: &str) {
         if !self.quiet {
-            self.write(&format!("{}{text}\n", self.clear()));
+            self.write(&format!("{}{}\n", self.clear(), printable(text)));
         }
     }
 
     /// A line that stays, also when quiet.
     pub fn warn(&self, text: &str) {
-        self.write(&format!("{}warning: {text}\n", self.clear()));
+        self.write(&format!("{}warning: {}\n", self.clear(), printable(text)));
     }
 
     /// Waits for something, and says for what.
@@ -68,7 +69,7 @@ impl Narrator {
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *last != what {
             what.clone_into(&mut last);
-            self.write(&format!("{what}\n"));
+            self.write(&format!("{}\n", printable(what)));
         }
     }
 
@@ -85,7 +86,7 @@ impl Narrator {
 
 /// Not longer than a narrow terminal: a line that wraps is not cleared.
 fn live(what: &str, elapsed: Duration) -> String {
-    let what: String = what.chars().take(68).collect();
+    let what = line(what, 68);
     format!("\r\x1b[K{what} ({} s)", elapsed.as_secs())
 }
 
@@ -96,6 +97,7 @@ mod tests {
     #[test]
     fn the_living_line_fits_a_terminal() {
         assert_eq!(live("waiting", Duration::from_millis(3900)), "\r\x1b[Kwaiting (3 s)");
+        assert_eq!(live("a\x1b[2J\nb", Duration::ZERO), "\r\x1b[Ka\u{fffd}[2J b (0 s)");
         assert!(live(&"x".repeat(500), Duration::from_secs(999)).len() <= 80 + "\r\x1b[K".len());
     }
 }

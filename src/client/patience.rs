@@ -78,10 +78,8 @@ pub(super) fn reason(error: &ApiError) -> String {
 }
 
 fn with_cause(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
-    }
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]
@@ -110,8 +108,11 @@ mod tests {
         for status in [400, 401, 403, 404, 405, 413, 500] {
             assert_eq!(Patience::new(secs(300)).after(&refused(status, Some(1)), secs(0)), Next::GiveUp, "{status}");
         }
-        let untrusted = HttpError::NotTrusted { host: "a".into(), why: "UnknownIssuer".into() };
-        assert_eq!(Patience::new(secs(300)).after(&ApiError::Http(untrusted), secs(0)), Next::GiveUp);
+        let untrusted = || HttpError::NotTrusted { host: "a".into(), why: "UnknownIssuer".into() };
+        let through = HttpError::Through { proxy: "p:1".into(), source: Box::new(untrusted()) };
+        for hopeless in [untrusted(), through, HttpError::Tls { host: "a".into(), why: "b".into() }] {
+            assert_eq!(Patience::new(secs(300)).after(&ApiError::Http(hopeless), secs(0)), Next::GiveUp);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use futures::future::try_join_all;
 use tokio::time::{sleep, timeout};
 
 use super::api::{Api, RouteRequest, Routed};
-use super::builder::{self, Builder, Commands, Node, Spec, Wanted};
+use super::builder::{Builder, Commands, Node, Spec};
 use super::certificates::{Certificates, Private};
 use super::dial::{self, DialError, Endpoint};
 use super::execute::{self, Ended, ExecuteError};
@@ -41,7 +41,7 @@ pub struct Build {
     /// What must be a file for the time of the build.
     pub private: Private,
     /// Which builder.
-    pub builder: Wanted,
+    pub builder: Builder,
     /// Where daemons are, if not where the answer says.
     pub gateway: Gateway,
     /// How long a daemon may take to wake.
@@ -68,11 +68,10 @@ pub async fn run(mut build: Build, narrator: &Narrator) -> Result<u8, BuildError
     if build.digest_file.is_some() && build.spec.metadata_file.is_none() {
         build.spec.metadata_file = Some(build.private.path("metadata.json"));
     }
-    let builder = builder::find(build.builder).await.map_err(BuildError::Find)?;
     let mut repeated = 0;
     loop {
         let routes = Mutex::new(Vec::new());
-        let result = build.attempt(&builder, &routes, repeated, &mut stops, narrator).await;
+        let result = build.attempt(&routes, repeated, &mut stops, narrator).await;
         let routes = routes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let stopped = matches!(result, Ok(Attempt::Ended { stopped: Some(_), .. }));
         let again = build.release(&routes, stopped, &mut stops, narrator).await;
@@ -98,7 +97,6 @@ pub async fn run(mut build: Build, narrator: &Narrator) -> Result<u8, BuildError
 impl Build {
     async fn attempt(
         &self,
-        builder: &Builder,
         routes: &Mutex<Vec<Routed>>,
         repeated: u32,
         stops: &mut Stops,
@@ -118,7 +116,8 @@ impl Build {
             }
             Err(error) => return Err(error),
         };
-        let commands = builder.commands(&self.spec, &nodes, &self.certificates.paths, self.certificates.lasting)?;
+        let commands =
+            self.builder.commands(&self.spec, &nodes, &self.certificates.paths, self.certificates.lasting)?;
         let ended = self.work(&commands, stops, !narrator.terminal()).await;
         if let Some(remove) = &commands.remove
             && let Err(error) = execute::quietly(remove, self.hidden).await

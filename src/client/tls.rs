@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -21,6 +22,9 @@ pub enum TlsError {
     /// No key within the PEM.
     #[error("the client's key holds no private key")]
     NoKey,
+    /// Its time has passed.
+    #[error("the client's certificate has expired on {0}")]
+    Expired(Timestamp),
     /// The library refuses.
     #[error("cannot set up TLS")]
     Setup(#[source] rustls::Error),
@@ -49,6 +53,21 @@ pub fn api_trust(authority: Option<&[u8]>) -> Result<Arc<ClientConfig>, TlsError
     let mut config = builder()?.with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Looks whether a daemon could take the certificate.
+///
+/// # Errors
+/// Says why not.
+pub fn check(certificates: &Certificates, now: Timestamp) -> Result<(), TlsError> {
+    daemon_trust(certificates)?;
+    let chain = parse(&certificates.cert);
+    let parsed = chain.first().and_then(|der| x509_parser::parse_x509_certificate(der).ok());
+    let (_, certificate) = parsed.ok_or(TlsError::NoCertificate("client's certificate"))?;
+    match Timestamp::from_second(certificate.validity().not_after.timestamp()) {
+        Ok(end) if end < now => Err(TlsError::Expired(end)),
+        _ => Ok(()),
+    }
 }
 
 /// Trusts the farm alone, and is the client.

@@ -20,6 +20,11 @@ impl Token {
         (!text.is_empty()).then(|| Self(text.to_owned()))
     }
 
+    /// Whether it can be sent: a part of a file, or a word too many, cannot.
+    pub fn is_well_formed(&self) -> bool {
+        self.0.bytes().all(|byte| byte.is_ascii_graphic())
+    }
+
     fn reveal(&self) -> &str {
         &self.0
     }
@@ -87,7 +92,30 @@ impl TokenError {
     }
 }
 
+/// What is shown, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Nothing.
+    Nothing,
+    /// A token of the routing API.
+    Token,
+    /// An identity that somebody else handed over.
+    Identity,
+    /// An identity that was asked for a moment ago.
+    FreshIdentity,
+}
+
 impl TokenSource {
+    /// What is shown at each call.
+    pub fn shown(&self) -> Shown {
+        match self {
+            Self::Nobody => Shown::Nothing,
+            Self::Fixed(token) if token.reveal().split('.').count() == 3 => Shown::Identity,
+            Self::Fixed(_) => Shown::Token,
+            Self::Minted(_) => Shown::FreshIdentity,
+        }
+    }
+
     /// Whether the server takes the repository from the token.
     pub fn vouches(&self) -> bool {
         matches!(self, Self::Minted(_))

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::header::{HeaderValue, USER_AGENT};
 use kube::Config;
+use kube::client::AuthError;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 
 use tokio::time::Instant;
@@ -73,12 +74,22 @@ pub enum ConnectError {
         known: Vec<String>,
     },
     /// The client cannot be set up with these credentials.
-    #[error("cannot use the credentials for {address}")]
+    #[error("cannot use the credentials for {address}: {why}")]
     Credentials {
         /// The API server.
         address: String,
         /// Why.
-        source: Box<dyn StdError + Send + Sync>,
+        why: String,
+    },
+    /// The program that gives out credentials does not.
+    #[error("the credential plugin \"{plugin}\" gives none for {address}: {why}")]
+    Plugin {
+        /// The program.
+        plugin: String,
+        /// The API server.
+        address: String,
+        /// Why.
+        why: String,
     },
     /// Nobody answers before the run has to end.
     #[error("no answer from the API server at {address} before the deadline")]
@@ -137,6 +148,11 @@ impl ConnectError {
                     format!("the {what}s that there are: {}; correct the context, or pass --context", known.join(", "))
                 }
             },
+            Self::Plugin { plugin, .. } => {
+                format!(
+                    "is \"{plugin}\" installed, on the PATH, and logged in? Or choose other credentials with --context"
+                )
+            }
             Self::Credentials { .. } | Self::Unauthorized { .. } => {
                 "log in again, or choose other credentials with --context".into()
             }
@@ -194,24 +210,25 @@ async fn try_connect(name: &str, global: &Global, deadline: Option<Instant>) -> 
         config.headers.push((USER_AGENT, agent));
     }
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    let client = kube::Client::try_from(config)
-        .map_err(|source| ConnectError::Credentials { address: address.clone(), source: conceal(source) })?;
+    let plugin = config.auth_info.exec.as_ref().map(|exec| exec.command.clone().unwrap_or_default());
+    let client =
+        kube::Client::try_from(config).map_err(|error| no_credentials(address.clone(), plugin.clone(), &error))?;
     let patience = super::request::now() + CONNECT * 2;
     let until = deadline.map_or(patience, |deadline| deadline.min(patience));
     match tokio::time::timeout_at(until, client.apiserver_version()).await {
         Ok(Ok(_)) => Ok(client),
-        Ok(Err(error)) => Err(probe_error(address, error)),
+        Ok(Err(error)) => Err(probe_error(address, plugin, error)),
         Err(_) if until < patience => Err(ConnectError::Deadline { address }),
         Err(_) => Err(ConnectError::Unreachable { address, why: "no answer in time".into() }),
     }
 }
 
-fn probe_error(address: String, error: kube::Error) -> ConnectError {
+fn probe_error(address: String, plugin: Option<String>, error: kube::Error) -> ConnectError {
     match error {
         kube::Error::Api(status) if status.code == 401 => ConnectError::Unauthorized { address },
         kube::Error::Api(status) => ConnectError::NoApiServer { address, why: first_line(&status.message) },
         kube::Error::SerdeError(source) => ConnectError::NoApiServer { address, why: source.to_string() },
-        kube::Error::Auth(_) => ConnectError::Credentials { address, source: conceal(error) },
+        error if of_credentials(&error).is_some() => no_credentials(address, plugin, &error),
         error => match not_trusted(&error) {
             Some(why) => ConnectError::NotTrusted { address, why },
             None => ConnectError::Unreachable { address, why: root_cause(&error) },
@@ -293,14 +310,28 @@ fn unquoted(why: &str) -> String {
     }
 }
 
-/// The output of an exec plugin may hold a token, and is left out.
-fn conceal(error: kube::Error) -> Box<dyn StdError + Send + Sync> {
-    match error {
-        kube::Error::Auth(kube::client::AuthError::AuthExecRun { cmd, out }) => {
+/// The standard output of a plugin may hold a token, and is left out.
+fn no_credentials(address: String, plugin: Option<String>, error: &kube::Error) -> ConnectError {
+    let why = match of_credentials(error) {
+        Some(AuthError::AuthExecRun { out, .. }) => {
             let said = String::from_utf8_lossy(&out.stderr);
-            format!("credential command {cmd} failed with {}: {}", out.status, said.trim()).into()
+            let said = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+            format!("{}: {}", out.status, first_line(said.trim()))
         }
-        error => error.into(),
+        Some(AuthError::AuthExecParse(_)) => "its output is no ExecCredential".to_owned(),
+        _ => root_cause(error),
+    };
+    match plugin {
+        Some(plugin) => ConnectError::Plugin { plugin, address, why },
+        None => ConnectError::Credentials { address, why },
+    }
+}
+
+/// What went wrong with credentials, wherever the library puts it.
+fn of_credentials(error: &kube::Error) -> Option<&AuthError> {
+    match error {
+        kube::Error::Auth(error) => Some(error),
+        error => chain(error).find_map(|cause| cause.downcast_ref()),
     }
 }
 
@@ -314,6 +345,17 @@ fn not_trusted(error: &kube::Error) -> Option<String> {
         rustls::Error::InvalidCertificate(why) => Some(why.to_string()),
         _ => None,
     })
+}
+
+/// What the API server says, or what is in the way, without the library's words
+/// around it, which repeat all of that.
+pub fn plain(error: &kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) => {
+            anyhow::anyhow!("the API server answers {}: {}", status.code, first_line(&status.message))
+        }
+        error => anyhow::anyhow!(root_cause(error)),
+    }
 }
 
 /// The innermost cause, which is what a person can act on.

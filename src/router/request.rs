@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use crate::identity::Verified;
-use crate::key::{KeyError, Project, Repo};
+use crate::key::{KeyError, Project};
 
 /// Largest body, in bytes.
 pub(super) const MAX_BODY: usize = 8 << 10;
@@ -43,8 +43,6 @@ pub(super) enum BadRequest {
     Json(#[source] serde_json::Error),
     #[error("{field} must be {want}, not {got}")]
     WrongType { field: &'static str, want: &'static str, got: &'static str },
-    #[error("{0} is too long")]
-    TooLong(&'static str),
     #[error("{0}")]
     Key(#[source] KeyError),
     #[error("need {{\"key\":\"...\"}}")]
@@ -199,23 +197,11 @@ pub(super) fn project(
     let (target, arch) = (fields.text("target")?, fields.text("arch")?);
     let untrusted = fields.flag("untrusted")?;
     let project = match bound {
-        None => validate(&repo, &name, &target, &arch, untrusted),
-        Some(who) => validate(who.repo.as_str(), &name, &target, &arch, untrusted || who.untrusted)
+        None => Project::requested(&repo, &name, &target, &arch, untrusted),
+        Some(who) => Project::requested(who.repo.as_str(), &name, &target, &arch, untrusted || who.untrusted)
             .map(|project| Project { pull_request: who.pull_request, ..project }),
     };
-    Ok((project, fields.unknown()))
-}
-
-/// Lengths are bytes of what was sent. A repository must survive normalisation
-/// before its length counts.
-fn validate(repo: &str, name: &str, target: &str, arch: &str, untrusted: bool) -> Result<Project, BadRequest> {
-    Repo::normalize(repo).map_err(BadRequest::Key)?;
-    for (field, value, most) in [("repo", repo, 512), ("name", name, 128), ("target", target, 128)] {
-        if value.len() > most {
-            return Err(BadRequest::TooLong(field));
-        }
-    }
-    Project::new(repo, name, target, arch, untrusted).map_err(BadRequest::Key)
+    Ok((project.map_err(BadRequest::Key), fields.unknown()))
 }
 
 /// What `/complete` asks for.
@@ -294,10 +280,10 @@ mod tests {
             (256, 64, 65, "target is too long"),
             (256, 64, 64, "unsupported arch \"mips\""),
         ] {
-            let got = validate(&long(repo), &long(name), &long(target), "mips", false).unwrap_err();
+            let got = Project::requested(&long(repo), &long(name), &long(target), "mips", false).unwrap_err();
             assert_eq!(got.to_string(), want);
         }
-        let blank = validate(&" ".repeat(600), "", "", "amd64", false).unwrap_err();
+        let blank = Project::requested(&" ".repeat(600), "", "", "amd64", false).unwrap_err();
         assert_eq!(blank.to_string(), "repo is required");
     }
 

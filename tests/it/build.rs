@@ -13,10 +13,11 @@
 mod access;
 mod builders;
 mod ci;
-mod daemon;
+pub(crate) mod daemon;
 mod ends;
 mod farm;
+mod local;
 mod lost;
-mod purity;
 mod refusals;
 mod secrets;
+mod way;

@@ -30,7 +30,7 @@ const HEAD: &str = "# Command line\n\n\
     `caused by: …`, and how to mend it, after a blank line, as `hint: …`. The global options of the first section\n\
     are those of every command.\n";
 
-const CODES: [(u8, Option<Code>, &str); 7] = [
+const CODES: [(u8, Option<Code>, &str); 8] = [
     (0, None, "success"),
     (1, Some(Code::Failed), "something failed"),
     (2, Some(Code::Usage), "the command line, a profile or a value is wrong"),
@@ -38,6 +38,7 @@ const CODES: [(u8, Option<Code>, &str); 7] = [
     (4, Some(Code::NotReady), "not ready, or timed out"),
     (5, Some(Code::Refused), "refused by a safety brake"),
     (130, Some(Code::Interrupted), "interrupted by a signal"),
+    (143, None, "`build`: interrupted by SIGTERM"),
 ];
 
 /// Every code in the table above; a new one does not compile until it is there.

@@ -21,6 +21,7 @@ mod image;
 mod install;
 mod key_command;
 mod keys;
+mod kube_errors;
 mod metrics;
 mod plans;
 mod profiles;

@@ -5,8 +5,9 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 37] = [
+const CORE: [&str; 38] = [
     "names.rs",
+    "printable.rs",
     "key.rs",
     "identity.rs",
     "identity",
@@ -88,4 +89,38 @@ fn the_core_names_nothing_that_touches_the_world() {
         found.extend(FORBIDDEN.iter().filter(|f| code.contains(**f)).map(|f| format!("{}: {f}", path.display())));
     }
     assert!(found.is_empty(), "{found:#?}");
+}
+
+/// `build` and `key` run wherever the builders do: what one system alone has is
+/// in one file, behind conditions.
+const PLATFORM: &str = "src/client/platform.rs";
+
+#[test]
+fn nothing_of_one_operating_system_is_called() {
+    let parts = [
+        "src/client.rs",
+        "src/client",
+        "src/cli/access.rs",
+        "src/cli/build.rs",
+        "src/cli/build",
+        "src/cli/key.rs",
+        "src/key.rs",
+        "src/printable.rs",
+    ];
+    let files: Vec<_> = parts.iter().flat_map(|part| sources(Path::new(part))).collect();
+    assert!(files.len() > 15 && files.iter().any(|file| file == Path::new(PLATFORM)), "{files:?}");
+    for file in files.iter().filter(|file| *file != Path::new(PLATFORM)) {
+        for forbidden in ["rustix", "std::os::", "signal::unix", "/proc", "libc", "nix::"] {
+            assert!(!code(file).contains(forbidden), "{}: {forbidden}", file.display());
+        }
+    }
+}
+
+#[test]
+fn what_is_of_one_system_has_a_counterpart_for_the_others() {
+    let code = code(Path::new(PLATFORM));
+    assert!(!code.contains("std::os::linux") && !code.contains("target_os"), "unix, not Linux");
+    for name in ["impl Stops {", "pub fn forward(", "pub fn make_private("] {
+        assert_eq!(code.matches(name).count(), 2, "{name}");
+    }
 }

@@ -9,7 +9,7 @@
     reason = "this is a test, also outside of #[test] functions"
 )]
 
-mod answers;
+pub(crate) mod answers;
 mod cancel;
 mod connections;
 pub(crate) mod memory;
@@ -17,6 +17,7 @@ mod oidc;
 mod openapi;
 mod projects;
 mod ps;
+mod tls;
 mod wire;
 
 #[path = "../vectors/differences.rs"]

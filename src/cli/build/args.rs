@@ -1,23 +1,15 @@
 //! Options of `bko-install build`.
-#![expect(clippy::disallowed_methods, reason = "shell: reads the token of a farm on this host")]
 
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Args;
 
+use crate::cli::access::{ApiArgs, Maybe, or_nothing};
 use crate::cli::key::yes_or_no;
-use crate::client::BaseUrl;
 use crate::client::builder::Wanted;
 use crate::local::args::StateArgs;
-use crate::local::control::Info;
-
-/// A variable that is set to nothing counts as not set; clap reads the types by
-/// their names, and would read `Option<Option<T>>` as an option without a value.
-type Maybe<T> = Option<T>;
 
 /// Build an image on the farm.
 #[derive(Debug, Args)]
@@ -28,7 +20,7 @@ type Maybe<T> = Option<T>;
 pub struct BuildArgs {
     /// Folder to build, or the URL of a repository or an archive [default: .]
     ///
-    /// `--context` means the same here, as the reference's client has it.
+    /// `--context` means the same here, and no context of a kubeconfig: `build` reads none.
     #[arg(value_name = "CONTEXT")]
     pub(super) source: Option<String>,
     /// Further arguments of the builder's own `build`
@@ -46,13 +38,13 @@ pub struct BuildArgs {
     /// Which builder to use
     #[arg(long, value_enum, default_value_t = Wanted::Auto)]
     pub(super) builder: Wanted,
-    /// How the builder shows its progress: auto, plain, tty, rawjson, quiet
-    #[arg(long, value_name = "HOW")]
+    /// How the builder shows its progress
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "plain", "tty", "rawjson", "quiet", "none"])]
     pub(super) progress: Option<String>,
     /// Repeat a build this often when its daemon goes away, even if steps had begun
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) retries: u32,
-    /// Print the commands that would be run, and call nobody
+    /// Check what can be checked here, print the commands that would be run, and call nobody
     #[arg(long)]
     pub(super) dry_run: bool,
 }
@@ -84,16 +76,14 @@ pub(super) struct ImageArgs {
     pub(super) labels: Vec<String>,
     /// Secret of the build: NAME=VALUE, or id=NAME,src=FILE, or id=NAME,env=VARIABLE; may be repeated
     ///
-    /// A value on a command line can be read by everybody on the machine: the variable takes
-    /// the same, one on each line. Values reach the builder in files that only their owner can read.
-    #[arg(
-        long = "secret",
-        value_name = "SECRET",
-        env = "BUILDKIT_OPERATOR_SECRETS",
-        hide_env_values = true,
-        value_delimiter = '\n'
-    )]
+    /// A value on a command line can be read by everybody on the machine: better in the variable
+    /// BUILDKIT_OPERATOR_SECRETS, one on each line. Values reach the builder in files that only
+    /// their owner can read.
+    #[arg(long = "secret", value_name = "SECRET")]
     pub(super) secrets: Vec<String>,
+    /// Secrets of the build, one on each line, as a variable of the CI system holds them
+    #[arg(long = "secrets", env = "BUILDKIT_OPERATOR_SECRETS", hide = true, hide_env_values = true)]
+    pub(super) secret_lines: Option<String>,
     /// SSH agent or keys for the build, such as default; may be repeated
     #[arg(long, value_name = "SSH")]
     pub(super) ssh: Vec<String>,
@@ -125,7 +115,8 @@ pub(super) struct ImageArgs {
 #[command(next_help_heading = "Routing")]
 pub(super) struct RouteArgs {
     /// Repository that the build belongs to [default: the remote "origin" of the context]
-    #[arg(long, env = "BUILDKIT_OPERATOR_REPO", value_name = "REPO")]
+    // Often the URL of a checkout, which holds a token.
+    #[arg(long, env = "BUILDKIT_OPERATOR_REPO", value_name = "REPO", hide_env_values = true)]
     pub(super) repo: Option<String>,
     /// Component of a monorepo
     #[arg(long, env = "BUILDKIT_OPERATOR_NAME", value_name = "NAME")]
@@ -155,73 +146,21 @@ pub(super) struct RouteArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub(super) struct AccessArgs {
-    /// Address of the routing API
-    #[arg(long, env = "BUILDKIT_OPERATOR_BUILDD_URL", value_name = "URL", value_parser = base_url)]
-    pub(super) buildd_url: Option<Maybe<BaseUrl>>,
-    /// Folder with the client certificate: ca.pem, cert.pem, key.pem
-    #[arg(long, env = "BUILDKIT_OPERATOR_CLIENT_CERTS", value_name = "DIR", value_parser = folder)]
-    pub(super) client_certs: Option<PathBuf>,
-    /// Authority of the daemons, without a folder: PEM, PEM in base64, or a file
-    #[arg(long, env = "BUILDKIT_OPERATOR_CA", value_name = "PEM|FILE", hide_env_values = true)]
-    pub(super) ca: Option<String>,
-    /// Client certificate, likewise
+    #[command(flatten)]
+    pub(super) api: ApiArgs,
+    /// Client certificate, without a folder: PEM, PEM in base64, or a file
     #[arg(long, env = "BUILDKIT_OPERATOR_CERT", value_name = "PEM|FILE", hide_env_values = true)]
     pub(super) cert: Option<String>,
     /// Its key, likewise
     #[arg(long, env = "BUILDKIT_OPERATOR_KEY", value_name = "PEM|FILE", hide_env_values = true)]
     pub(super) key: Option<String>,
-    /// Authority of the routing API, likewise [default: that of the daemons, and those of the system]
-    #[arg(long, env = "BUILDKIT_OPERATOR_API_CA", value_name = "PEM|FILE", hide_env_values = true)]
-    pub(super) api_ca: Option<String>,
-    /// Token of the routing API; better in the variable, since a command line can be read by others
-    #[arg(long, env = "BUILDKIT_OPERATOR_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    pub(super) token: Option<String>,
-    /// Token that lets its holder act for any repository
-    #[arg(long, env = "BUILDKIT_OPERATOR_ADMIN_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    pub(super) admin_token: Option<String>,
-    /// Identity that the CI system made for this job, as GitLab's `id_tokens` do
-    #[arg(long, env = "BUILDKIT_OPERATOR_ID_TOKEN", value_name = "JWT", hide_env_values = true)]
-    pub(super) id_token: Option<String>,
-    /// Audience of identities that are asked of GitHub or Forgejo
-    #[arg(long, env = "BUILDKIT_OPERATOR_OIDC_AUDIENCE", value_name = "AUDIENCE", default_value = AUDIENCE)]
-    pub(super) oidc_audience: String,
-    /// Where GitHub and Forgejo give out identities
-    #[arg(long, env = "ACTIONS_ID_TOKEN_REQUEST_URL", hide = true)]
-    pub(super) id_token_request_url: Option<String>,
-    /// What they want to see for it
-    #[arg(long, env = "ACTIONS_ID_TOKEN_REQUEST_TOKEN", hide = true, hide_env_values = true)]
-    pub(super) id_token_request_token: Option<String>,
-    /// Domain of the gateway, instead of the answer's
-    #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_HOST", value_name = "DOMAIN", value_parser = crate::names::domain_or_nothing)]
-    pub(super) gateway_host: Option<String>,
     /// Port of the gateway, instead of the answer's
     #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_PORT", value_name = "PORT", value_parser = port)]
     pub(super) gateway_port: Option<Maybe<u16>>,
     /// A farm on this host, used when no address of a routing API is given.
     #[command(flatten)]
     pub(super) state: StateArgs,
-    /// Address of the gateway, when DNS does not know its names
-    #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_IP", value_name = "ADDRESS", value_parser = address)]
-    pub(super) gateway_ip: Option<Maybe<IpAddr>>,
 }
-
-impl AccessArgs {
-    /// Everything that leads to a farm on this host, unless it was given.
-    pub(super) fn use_host(&mut self, info: &Info) -> anyhow::Result<()> {
-        self.buildd_url = Some(Some(info.api.parse()?));
-        let given = self.client_certs.is_some() || self.ca.is_some() || self.cert.is_some();
-        if !given {
-            self.client_certs = Some(info.certificates.clone());
-        }
-        if let (None, Some(path)) = (&self.token, &info.token) {
-            let token = std::fs::read_to_string(path).with_context(|| format!("cannot read \"{}\"", path.display()))?;
-            self.token = Some(token.trim().to_owned());
-        }
-        Ok(())
-    }
-}
-
-pub(super) const AUDIENCE: &str = "buildkit-operator";
 
 /// Variables that a builder need not see.
 pub(super) const HIDDEN: [&str; 8] = [
@@ -246,27 +185,6 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-fn base_url(text: &str) -> Result<Option<BaseUrl>, String> {
-    or_nothing(text, |text| text.parse::<BaseUrl>().map_err(|error| error.to_string()))
-}
-
-/// Empty is none: clap's own parser of paths refuses what CI systems set.
-fn folder(text: &str) -> Result<PathBuf, std::convert::Infallible> {
-    Ok(PathBuf::from(text))
-}
-
 fn port(text: &str) -> Result<Option<u16>, String> {
     or_nothing(text, |text| text.parse().ok().filter(|port| *port > 0).ok_or_else(|| "want 1 to 65535".to_owned()))
-}
-
-fn address(text: &str) -> Result<Option<IpAddr>, String> {
-    or_nothing(text, |text| text.parse().map_err(|_| "want an IPv4 or IPv6 address".to_owned()))
-}
-
-/// CI systems set a variable to nothing as often as they leave it out.
-fn or_nothing<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
-    match text.trim() {
-        "" => Ok(None),
-        text => parse(text).map(Some),
-    }
 }

@@ -1,52 +1,41 @@
 //! What went wrong with a build, as an exit code and a way to mend it.
 
-use std::error::Error as _;
-
+use crate::cli::access::{self, RENEW};
 use crate::cli::exit::{Code, Failure};
-use crate::client::builder::Unsupported;
-use crate::client::{ApiError, BuildError, CertificatesError, DialError, HttpError, TlsError, TokenError};
+use crate::client::builder::{FindError, Unsupported};
+use crate::client::{ApiError, BuildError, DialError, Shown};
 
-pub(super) fn failure(error: BuildError) -> Failure {
+pub(super) fn failure(error: BuildError, shown: Shown) -> Failure {
     let code = match &error {
         BuildError::NotInTime { .. } => Code::NotReady,
         BuildError::Unsupported(_) | BuildError::Tls(_) => Code::Usage,
         _ => Code::Failed,
     };
-    let hint = hint(&error);
-    with_hint(Failure::new(code, error), hint)
+    let hint = hint(&error, shown);
+    Failure { hint, ..Failure::new(code, error) }
 }
 
-pub(super) fn certificates(error: CertificatesError) -> Failure {
-    Failure::new(Code::Usage, error)
-        .hint("`bko-install credentials` prints the certificate, `bko-install certs export` writes its files")
-}
-
-pub(super) fn tls(error: TlsError) -> Failure {
-    Failure::new(Code::Usage, error).hint(RENEW)
-}
+const BUILDX: &str = "choose the builder with --builder buildx";
 
 pub(super) fn unsupported(error: Unsupported) -> Failure {
-    let hint = "choose the builder with --builder buildx".to_owned();
-    with_hint(Failure::new(Code::Usage, error), Some(hint))
+    Failure::new(Code::Usage, error).hint(BUILDX)
 }
 
-fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
-    match hint {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
+pub(super) fn no_builder(error: FindError) -> Failure {
+    Failure::new(Code::Failed, error).hint(
+        "install Docker with buildx, or buildx, or buildctl: https://github.com/docker/buildx, \
+         https://github.com/moby/buildkit/releases",
+    )
 }
 
-const RENEW: &str = "fetch it anew: `bko-install credentials`";
-
-fn hint(error: &BuildError) -> Option<String> {
+fn hint(error: &BuildError, shown: Shown) -> Option<String> {
     Some(match error {
-        BuildError::Refused { source, .. } => return api(source),
+        BuildError::Refused { source, .. } => return access::hint(source, shown),
         BuildError::NotInTime { source: Some(source), .. } => match source {
             ApiError::Refused { .. } => {
                 "allow more time with --route-wait; `kubectl get buildprojects` says what daemons wait for".into()
             }
-            source => return api(source),
+            source => return access::hint(source, shown),
         },
         BuildError::NotInTime { .. } => "allow more time with --route-wait".into(),
         BuildError::Dial { source: DialError::Resolve { host, .. }, .. } if host.contains(".svc") => {
@@ -65,38 +54,8 @@ fn hint(error: &BuildError) -> Option<String> {
         BuildError::Dial { source: DialError::Away { .. }, .. } => {
             "is the gateway's port open to you? `bko-install cluster status` says whether it is ready".into()
         }
-        BuildError::Find(_) => "install Docker with buildx, or buildx, or buildctl: https://github.com/docker/buildx, \
-             https://github.com/moby/buildkit/releases"
-            .into(),
         BuildError::Tls(_) => RENEW.into(),
-        BuildError::Unsupported(_) => "choose the builder with --builder buildx".into(),
+        BuildError::Unsupported(_) => BUILDX.into(),
         _ => return None,
-    })
-}
-
-fn api(error: &ApiError) -> Option<String> {
-    Some(match error {
-        ApiError::Refused { status, .. } if status.as_u16() == 401 => {
-            "set BUILDKIT_OPERATOR_TOKEN (`bko-install credentials`; the token may have been rotated), or let the job \
-             have an identity (GitHub, Forgejo: `permissions: id-token: write`; GitLab: `id_tokens`). A pull request \
-             from a fork has neither: see docs/build.md"
-                .into()
-        }
-        ApiError::Refused { status, .. } if status.as_u16() == 403 => {
-            "this repository is not among those that the farm serves".into()
-        }
-        ApiError::Refused { status, .. } if status.as_u16() == 404 => {
-            "is that the address of the routing API? `bko-install credentials` prints it".into()
-        }
-        ApiError::Refused { .. } => return None,
-        ApiError::Http(HttpError::NotTrusted { .. }) => {
-            "pass the CA of the routing API with --api-ca; `bko-install credentials` hands it over".into()
-        }
-        ApiError::Http(_) => "check BUILDKIT_OPERATOR_BUILDD_URL: `bko-install credentials` prints it".into(),
-        ApiError::Token(TokenError::Refused { .. } | TokenError::NoToken) => {
-            "the job needs the permission `id-token: write`".into()
-        }
-        ApiError::Token(error) => return error.source().map(|_| "is the CI system reachable from the job?".into()),
-        ApiError::Foreign(_) => "use the address that answers by itself; redirections are not followed".into(),
     })
 }

@@ -1,48 +1,58 @@
-//! From options to a build.
+//! From options to a build: everything that can be known here is, before
+//! anybody is called.
+#![expect(clippy::disallowed_methods, reason = "whether a certificate has ended depends on the time")]
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::anyhow;
+use jiff::Timestamp;
 
 use super::args::{AccessArgs, BuildArgs, HIDDEN};
+use super::check::check;
 use super::fail;
+use super::origin::repository;
+use super::secrets::secrets;
+use crate::cli::access::{self, value};
 use crate::cli::exit::{Code, Failure};
 use crate::cli::{Global, key};
-use crate::client::builder::{Builder, Node, Spec, Wanted};
-use crate::client::{
-    Api, Build, Certificates, Endpoint, Gateway, Given, Http, Mint, Paths, Pinned, Private, RouteRequest, Token,
-    TokenSource, api_trust, pem, shell,
-};
+use crate::client::builder::{self, Builder, Commands, Node, Spec};
+use crate::client::{self, Build, Certificates, Endpoint, Given, Narrator, Paths, Private, RouteRequest, shell};
 use crate::image::native_arch;
 use crate::key::Project;
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
+use crate::printable::printable;
 
 /// What `client::run` needs.
-pub(super) async fn plan(args: &BuildArgs, global: &Global) -> Result<Build, Failure> {
+pub(super) async fn plan(args: &BuildArgs, global: &Global, narrator: &Narrator) -> Result<Build, Failure> {
     let access = &args.access;
+    let base = access.api.base()?.ok_or_else(|| {
+        Failure::new(Code::Usage, anyhow!("no address of the routing API"))
+            .hint("set BUILDKIT_OPERATOR_BUILDD_URL, or pass --buildd-url: `bko-install credentials` prints it")
+    })?;
     let private = Private::new()?;
-    let given = given(access)?.ok_or_else(|| {
+    let certificates = certificates(access, &private)?.ok_or_else(|| {
         let error = anyhow!("no client certificate");
         Failure::new(Code::Usage, error).hint(
             "set BUILDKIT_OPERATOR_CLIENT_CERTS to a folder with ca.pem, cert.pem and key.pem, or \
              BUILDKIT_OPERATOR_CA, _CERT and _KEY: `bko-install credentials` prints them",
         )
     })?;
-    let certificates = Certificates::open(&given, &private).map_err(fail::certificates)?;
-    let token = token(access);
-    let requests = requests(args, global, token.vouches()).await?;
-    let spec =
-        spec(args, global, &mut |name, value| private.write(name, value.as_bytes()).map_err(fail::certificates))?;
+    let api = access.api.api(base)?;
+    let spec = spec(args, global, narrator, &mut |name, value| {
+        private.write(name, value.as_bytes()).map_err(access::certificates)
+    })?;
+    let requests = requests(args, &spec.context, api.token.vouches()).await?;
+    let nodes: Vec<_> = requests.iter().map(|request| node(request, "tcp://daemon:1234")).collect();
+    let (builder, _) = commands(args, &spec, &nodes, &certificates.paths).await?;
     Ok(Build {
-        api: api(access, token, &certificates)?,
+        api,
         requests,
         spec,
         certificates,
         private,
-        builder: args.builder,
-        gateway: gateway(access),
+        builder,
+        gateway: access.api.gateway(access.gateway_port.flatten()),
         route_wait: args.route.route_wait,
         retries: args.retries,
         digest_file: args.image.digest_file.clone(),
@@ -50,55 +60,69 @@ pub(super) async fn plan(args: &BuildArgs, global: &Global) -> Result<Build, Fai
     })
 }
 
-/// The commands that would be run, for a shell; nobody is called.
-pub(super) async fn rehearsal(args: &BuildArgs, global: &Global) -> Result<String, Failure> {
-    let requests = requests(args, global, false).await?;
-    let folder = match given(&args.access)? {
-        Some(Given::Folder(folder)) => std::path::absolute(folder)?,
-        _ => PathBuf::from("/path/to/certificates"),
+/// The commands that would be run, for a shell; nobody is called. What is not
+/// known yet stands in `<>`.
+pub(super) async fn rehearsal(args: &BuildArgs, global: &Global, narrator: &Narrator) -> Result<String, Failure> {
+    let access = &args.access;
+    let certificates = certificates(access, &Private::new()?)?;
+    let folder = PathBuf::from("<certificates>");
+    let paths = certificates.filter(|certificates| certificates.lasting).map(|certificates| certificates.paths);
+    let paths = paths.unwrap_or_else(|| Paths {
+        ca: folder.join("ca.pem"),
+        cert: folder.join("cert.pem"),
+        key: folder.join("key.pem"),
+    });
+    let spec = spec(args, global, narrator, &mut |name, _| Ok(Path::new("<private>").join(name)))?;
+    let token = access.api.token()?;
+    let requests = requests(args, &spec.context, token.vouches()).await?;
+    let base = match access.api.base()? {
+        Some(base) => access.api.api(base)?.base.to_string(),
+        None => "<address of the routing API>".to_owned(),
     };
-    let paths = Paths { ca: folder.join("ca.pem"), cert: folder.join("cert.pem"), key: folder.join("key.pem") };
-    let gateway = gateway(&args.access);
-    let mut nodes = Vec::new();
-    let mut text = String::new();
-    let base =
-        args.access.buildd_url.clone().flatten().map_or("$BUILDKIT_OPERATOR_BUILDD_URL".into(), |u| u.to_string());
-    for request in requests {
-        let RouteRequest { repo, name, target, arch, untrusted } = &request;
-        let project = Project::new(repo, name, target, arch, *untrusted).map_err(key::refuse)?;
-        let endpoint = project.key().in_cluster_endpoint(BUILDS_NAMESPACE, DAEMON_PORT);
-        let endpoint = Endpoint::parse(&endpoint).ok_or_else(|| anyhow!("no endpoint of {}", project.key()))?;
-        writeln!(text, "# POST {base}/route {}", serde_json::to_string(&request)?)?;
-        nodes.push(Node { arch: request.arch, endpoint: gateway.place(endpoint), cache: None });
+    let gateway = access.api.gateway(access.gateway_port.flatten());
+    let mut text =
+        "# What stands in <> is not known yet, and where a daemon is, /route answers: this is where most are.\n"
+            .to_owned();
+    let (mut nodes, mut ends) = (Vec::new(), String::new());
+    for request in &requests {
+        let repo = if request.repo.is_empty() { UNKNOWN } else { &request.repo };
+        let key = project(request, repo)?.key();
+        let node = node(request, &key.in_cluster_endpoint(BUILDS_NAMESPACE, DAEMON_PORT));
+        nodes.push(Node { endpoint: gateway.place(node.endpoint), ..node });
+        writeln!(text, "# POST {base}/route {}", serde_json::to_string(request)?)?;
+        writeln!(ends, "# POST {base}/complete {{\"key\":\"{key}\",\"buildId\":\"<of the answer>\"}}")?;
     }
-    let spec = spec(args, global, &mut |name, _| Ok(PathBuf::from("/path/to/private").join(name)))?;
-    let builder = match args.builder {
-        Wanted::Buildctl => Builder::Buildctl("buildctl".into()),
-        Wanted::Auto | Wanted::Buildx => Builder::Buildx(vec!["docker".into(), "buildx".into()]),
-    };
-    let commands = builder.commands(&spec, &nodes, &paths, true).map_err(fail::unsupported)?;
+    let (_, commands) = commands(args, &spec, &nodes, &paths).await?;
     for command in commands.create.iter().chain([&commands.build]) {
         writeln!(text, "{}", shell::command_line(command))?;
     }
-    writeln!(text, "# POST {base}/complete")?;
-    Ok(text)
+    Ok(printable(&(text + &ends)))
 }
 
-fn blank<T: AsRef<str>>(text: &T) -> bool {
-    text.as_ref().trim().is_empty()
+/// The builder, and what it would be told: it refuses what it cannot do.
+async fn commands(
+    args: &BuildArgs,
+    spec: &Spec,
+    nodes: &[Node],
+    paths: &Paths,
+) -> Result<(Builder, Commands), Failure> {
+    let builder = builder::find(args.builder).await.map_err(fail::no_builder)?;
+    let commands = builder.commands(spec, nodes, paths, true).map_err(fail::unsupported)?;
+    Ok((builder, commands))
 }
 
-/// Where the certificate comes from; three values count for more than nothing
-/// and less than a folder.
-fn given(access: &AccessArgs) -> Result<Option<Given>, Failure> {
-    if let Some(folder) = access.client_certs.as_ref().filter(|folder| !folder.as_os_str().is_empty()) {
-        return Ok(Some(Given::Folder(folder.clone())));
-    }
-    let value = |value: &Option<String>| value.clone().filter(|value| !blank(value));
-    match (value(&access.ca), value(&access.cert), value(&access.key)) {
-        (Some(ca), Some(cert), Some(key)) => Ok(Some(Given::Values { ca, cert, key })),
-        (_, None, None) => Ok(None),
-        (ca, cert, _) => {
+fn node(request: &RouteRequest, endpoint: &str) -> Node {
+    let unknown = Endpoint { host: "daemon".to_owned(), port: DAEMON_PORT, address: None };
+    Node { arch: request.arch.clone(), endpoint: Endpoint::parse(endpoint).unwrap_or(unknown), cache: None }
+}
+
+/// Three values count for more than nothing and less than a folder.
+fn certificates(access: &AccessArgs, private: &Private) -> Result<Option<Certificates>, Failure> {
+    let given = match (access.api.folder(), access.api.ca(), value(access.cert.as_ref()), value(access.key.as_ref())) {
+        (Some(folder), ..) => Given::Folder(folder.clone()),
+        (None, Some(ca), Some(cert), Some(key)) => Given::Values { ca: ca.into(), cert: cert.into(), key: key.into() },
+        (None, _, None, None) => return Ok(None),
+        (None, ca, cert, _) => {
             let missing = if ca.is_none() {
                 "_CA"
             } else if cert.is_none() {
@@ -107,79 +131,44 @@ fn given(access: &AccessArgs) -> Result<Option<Given>, Failure> {
                 "_KEY"
             };
             let error = anyhow!("BUILDKIT_OPERATOR{missing} is not set, but the rest of the client certificate is");
-            Err(Failure::new(Code::Usage, error).hint("`bko-install credentials` prints all three"))
+            return Err(Failure::new(Code::Usage, error).hint("`bko-install credentials` prints all three"));
         }
-    }
+    };
+    let certificates = Certificates::open(&given, private).map_err(access::certificates)?;
+    client::check(&certificates, Timestamp::now()).map_err(access::tls)?;
+    Ok(Some(certificates))
 }
 
-fn token(access: &AccessArgs) -> TokenSource {
-    let token = |text: &Option<String>| text.as_deref().and_then(Token::new);
-    if let Some(token) = token(&access.token).or_else(|| token(&access.id_token)) {
-        return TokenSource::Fixed(token);
-    }
-    let url = access.id_token_request_url.clone().filter(|url| !blank(url));
-    match (url, token(&access.id_token_request_token)) {
-        (Some(url), Some(token)) => {
-            let audience = if blank(&access.oidc_audience) { super::args::AUDIENCE } else { &access.oidc_audience };
-            TokenSource::Minted(Mint { url, token, audience: audience.to_owned() })
-        }
-        _ => TokenSource::Nobody,
-    }
-}
-
-fn gateway(access: &AccessArgs) -> Gateway {
-    Gateway {
-        host: access.gateway_host.clone().filter(|host| !host.is_empty()),
-        port: access.gateway_port.flatten(),
-        address: access.gateway_ip.flatten(),
-    }
-}
-
-fn api(access: &AccessArgs, token: TokenSource, certificates: &Certificates) -> Result<Api, Failure> {
-    let base = access.buildd_url.clone().flatten().ok_or_else(|| {
-        Failure::new(Code::Usage, anyhow!("no address of the routing API"))
-            .hint("set BUILDKIT_OPERATOR_BUILDD_URL, or pass --buildd-url: `bko-install credentials` prints it")
-    })?;
-    let own = access.api_ca.as_ref().filter(|ca| !blank(ca));
-    let own = own.map(|ca| pem("CA of the routing API", ca)).transpose().map_err(fail::certificates)?;
-    let trust = api_trust(Some(own.as_deref().unwrap_or(&certificates.ca))).map_err(fail::tls)?;
-    let gateway = gateway(access);
-    // The API has a name below the gateway's domain, and needs the same help.
-    let text = base.to_string();
-    let host = text.split("://").nth(1).and_then(|rest| rest.split([':', '/']).next()).unwrap_or_default();
-    let domain = gateway.host.clone().or_else(|| host.strip_prefix("api.").map(str::to_owned));
-    let pinned = gateway.address.zip(domain).map(|(address, domain)| Pinned { domain, address });
-    let admin = access.admin_token.as_deref().and_then(Token::new);
-    Ok(Api { base, http: Http::new(trust, pinned), token, admin })
-}
+/// Stands for a repository that only the identity names.
+const UNKNOWN: &str = "identity/of/the-job";
 
 /// One for each architecture.
-async fn requests(args: &BuildArgs, global: &Global, vouched: bool) -> Result<Vec<RouteRequest>, Failure> {
+async fn requests(args: &BuildArgs, context: &str, vouched: bool) -> Result<Vec<RouteRequest>, Failure> {
     let route = &args.route;
-    let text = |text: &Option<String>| text.as_deref().unwrap_or_default().trim().to_owned();
-    let repo = match text(&route.repo) {
-        repo if !repo.is_empty() => repo,
-        _ => origin(&context(args, global)?).await.unwrap_or_default(),
+    let repo = match repository(value(route.repo.as_ref()), context).await {
+        Err(_) if vouched && value(route.repo.as_ref()).is_none() => None,
+        repo => Some(repo?),
     };
-    if repo.is_empty() && !vouched {
-        let error = anyhow!("no repository: the context has no git remote \"origin\"");
-        return Err(Failure::new(Code::Usage, error)
-            .hint("pass --repo, such as github.com/acme/shop: builds of one repository share a cache"));
-    }
-    let (name, target) = (text(&route.name), text(&route.target));
+    let text = |text: &Option<String>| value(text.as_ref()).unwrap_or_default().to_owned();
     let request = |arch: String| {
+        let (repo, untrusted) = (repo.clone().unwrap_or_default(), route.untrusted);
+        let request = RouteRequest { repo, name: text(&route.name), target: text(&route.target), arch, untrusted };
+        if request.repo.is_empty() {
+            let arch = project(&request, UNKNOWN)?.arch.to_string();
+            return Ok(RouteRequest { arch, ..request });
+        }
         // Normalised here: the URL of a checkout in CI often holds a token.
-        let stand_in = if repo.is_empty() { "identity/of/the-job" } else { &repo };
-        let project = Project::new(stand_in, &name, &target, &arch, route.untrusted).map_err(key::refuse)?;
-        Ok(RouteRequest {
-            repo: if repo.is_empty() { String::new() } else { project.repo.to_string() },
-            name: name.clone(),
-            target: target.clone(),
-            arch: project.arch.to_string(),
-            untrusted: route.untrusted,
-        })
+        let Project { repo, arch, .. } = project(&request, &request.repo)?;
+        Ok(RouteRequest { repo: repo.to_string(), arch: arch.to_string(), ..request })
     };
     arches(&route.arches)?.into_iter().map(request).collect()
+}
+
+/// As the server will read it.
+fn project(request: &RouteRequest, repo: &str) -> Result<Project, Failure> {
+    let RouteRequest { name, target, arch, untrusted, .. } = request;
+    let repo = crate::key::Repo::normalize(repo).map_err(key::refuse)?;
+    Project::requested(repo.as_str(), name, target, arch, *untrusted).map_err(key::refuse)
 }
 
 fn arches(given: &[String]) -> Result<Vec<String>, Failure> {
@@ -212,19 +201,10 @@ fn context(args: &BuildArgs, global: &Global) -> Result<String, Failure> {
     }
 }
 
-/// The remote "origin" of the repository that the context is in.
-async fn origin(context: &str) -> Option<String> {
-    let folder = Path::new(context);
-    let mut git = tokio::process::Command::new("git");
-    git.current_dir(if folder.is_dir() { folder } else { Path::new(".") });
-    git.args(["remote", "get-url", "origin"]).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = git.output().await.ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
-}
-
 fn spec(
     args: &BuildArgs,
     global: &Global,
+    narrator: &Narrator,
     keep: &mut dyn FnMut(&str, &str) -> Result<PathBuf, Failure>,
 ) -> Result<Spec, Failure> {
     let image = &args.image;
@@ -232,17 +212,17 @@ fn spec(
         let error = anyhow!("--push without --tag: where to?");
         return Err(Failure::new(Code::Usage, error).hint("name the image with --tag registry.example.org/shop:1"));
     }
-    Ok(Spec {
+    let spec = Spec {
         context: context(args, global)?,
         file: image.file.clone(),
-        target: args.route.target.as_deref().unwrap_or_default().trim().to_owned(),
+        target: value(args.route.target.as_ref()).unwrap_or_default().to_owned(),
         tags: image.tags.clone(),
         push: image.push,
         load: image.load,
         outputs: image.outputs.clone(),
         build_args: image.build_args.clone(),
         labels: image.labels.clone(),
-        secrets: secrets(&image.secrets, keep)?,
+        secrets: secrets(image, keep)?,
         ssh: image.ssh.clone(),
         provenance: image.provenance.clone(),
         sbom: image.sbom.clone(),
@@ -252,32 +232,7 @@ fn spec(
         progress: args.progress.clone(),
         no_cache: image.no_cache,
         extra: args.extra.clone(),
-    })
-}
-
-/// Values become files; what names a file or a variable stays.
-fn secrets(
-    given: &[String],
-    keep: &mut dyn FnMut(&str, &str) -> Result<PathBuf, Failure>,
-) -> Result<Vec<String>, Failure> {
-    let mut secrets = Vec::new();
-    for (index, secret) in given.iter().map(|secret| secret.trim_matches('\r')).enumerate() {
-        if blank(&secret) {
-            continue;
-        }
-        if ["id=", "type=", "src=", "env="].iter().any(|start| secret.starts_with(start)) {
-            secrets.push(secret.to_owned());
-            continue;
-        }
-        let id = |id: &&str| !id.is_empty() && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
-        let Some((id, value)) = secret.split_once('=').map(|(id, value)| (id.trim(), value)).filter(|(i, _)| id(i))
-        else {
-            // Not shown: it may be a value whose name was forgotten.
-            let error = anyhow!("secret {} has no name", index + 1);
-            return Err(Failure::new(Code::Usage, error).hint("want NAME=VALUE, or id=NAME,src=FILE"));
-        };
-        let path = keep(&format!("secret-{index}"), value)?;
-        secrets.push(format!("id={id},src={}", path.display()));
-    }
-    Ok(secrets)
+    };
+    check(args, &spec)?.iter().for_each(|warning| narrator.warn(warning));
+    Ok(spec)
 }

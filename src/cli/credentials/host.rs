@@ -6,11 +6,12 @@ use anyhow::Context as _;
 use super::format::Credentials;
 use super::{CredentialsArgs, Found, made, valid};
 use crate::cli::exit::Failure;
+use crate::client::BaseUrl;
 use crate::local::certificates::read;
 use crate::local::control::Info;
 
 /// Reads them.
-pub(super) fn gather(args: &CredentialsArgs, info: &Info) -> Result<Credentials, Failure> {
+pub(super) fn gather(args: &CredentialsArgs, url: Option<BaseUrl>, info: &Info) -> Result<Credentials, Failure> {
     let folder = &info.certificates;
     let path = format!("\"{}\"", folder.display());
     let data = read(folder).map_err(anyhow::Error::new)?;
@@ -22,7 +23,7 @@ pub(super) fn gather(args: &CredentialsArgs, info: &Info) -> Result<Credentials,
     let certificate = valid(&data, &path, "a running `bko-install up` renews it")?;
     let host = args.gateway_host.clone().filter(|host| !host.is_empty()).or_else(|| info.domain.clone());
     let port = args.gateway_port.unwrap_or(info.port);
-    let url = match (&args.url, &host) {
+    let url = match (url, &host) {
         (Some(url), _) => url.to_string(),
         (None, Some(host)) => format!("https://api.{host}:{port}"),
         (None, None) => info.api.clone(),

@@ -7,7 +7,8 @@ use kube::Api;
 
 use super::Place;
 use crate::cli::exit::Failure;
-use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT};
+use crate::cluster::client::plain;
+use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, domain_or_nothing};
 
 /// The facts, or their defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub(in crate::cli) async fn read(client: &kube::Client, place: &Place) -> Result
         Err(kube::Error::Api(status)) if status.code == 403 => Ok(Installed::default()),
         Err(error) => {
             let what = format!("cannot read Deployment \"{}/{SERVER}\"", place.operator_namespace);
-            Err(anyhow::Error::new(error).context(what).into())
+            Err(plain(&error).context(what).into())
         }
     }
 }
@@ -66,7 +67,8 @@ fn facts(deployment: &Deployment) -> Installed {
     if let Some(namespace) = flag(server, "--namespace") {
         facts.namespace = namespace;
     }
-    facts.gateway_host = flag(server, "--gateway-host").filter(|host| !host.is_empty());
+    let host = flag(server, "--gateway-host").and_then(|host| domain_or_nothing(&host).ok());
+    facts.gateway_host = host.filter(|host| !host.is_empty());
     let port = flag(server, "--gateway-port").and_then(|port| port.parse().ok()).filter(|port| *port > 0);
     facts.gateway_port = port.or_else(|| flag(server, "--port")?.parse().ok()).unwrap_or(DAEMON_PORT);
     facts.api_tls = flag(server, "--api-tls-listen").is_some();

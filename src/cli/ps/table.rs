@@ -68,7 +68,7 @@ fn heads(wide: bool) -> Vec<&'static str> {
 }
 
 fn row(project: &Summary, now: Timestamp, wide: bool) -> Vec<Cell> {
-    let plain = |text: String| Cell(text, PLAIN);
+    let plain = |text: String| Cell(printable(&text), PLAIN);
     let last = project.last_build.as_ref();
     let (state, colour) = state(project.phase);
     let mut row = vec![plain(name(project))];
@@ -216,9 +216,9 @@ fn clip_front(text: &str, width: usize) -> String {
     std::iter::once('…').chain(text.chars().skip(count + 1 - width)).collect()
 }
 
-/// What a terminal would obey is shown as what it is.
+/// What others wrote, within one line.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    crate::printable::line(text, 500)
 }
 
 /// One frame: goes to the top, writes every line over the one that was there,

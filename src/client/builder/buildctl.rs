@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::{Command, Node, Spec, csv, words};
+use super::{Command, Node, Spec, csv, is_remote, words};
 use crate::client::Paths;
 
 /// What buildctl cannot do.
@@ -15,8 +15,8 @@ pub enum Unsupported {
     /// It knows no Docker.
     #[error("buildctl cannot load an image into Docker: that needs `docker buildx`")]
     Load,
-    /// It reads no context from a pipe.
-    #[error("buildctl reads no context from standard input: that needs `docker buildx`")]
+    /// It reads neither a context nor a Dockerfile from a pipe.
+    #[error("buildctl reads nothing from standard input: that needs `docker buildx`")]
     StandardInput,
     /// It does not read variables by itself.
     #[error("build argument \"{0}\" has no value, and buildctl takes none from the environment: want NAME=VALUE")]
@@ -69,7 +69,7 @@ pub(super) fn build(program: &OsStr, spec: &Spec, nodes: &[Node], paths: &Paths)
 fn source(spec: &Spec) -> Result<Command, Unsupported> {
     let context = spec.context.as_str();
     let file = spec.file.as_deref();
-    if context == "-" {
+    if context == "-" || file == Some(Path::new("-")) {
         return Err(Unsupported::StandardInput);
     }
     if is_remote(context) {
@@ -87,11 +87,6 @@ fn source(spec: &Spec) -> Result<Command, Unsupported> {
         words.extend(["--opt".into(), OsString::from(format!("filename={}", name.display()))]);
     }
     Ok(words)
-}
-
-/// As Docker tells URLs from folders.
-fn is_remote(context: &str) -> bool {
-    ["https://", "http://", "git://", "ssh://", "git@", "github.com/"].iter().any(|start| context.starts_with(start))
 }
 
 fn options(spec: &Spec) -> Result<Vec<String>, Unsupported> {
@@ -119,10 +114,21 @@ fn options(spec: &Spec) -> Result<Vec<String>, Unsupported> {
     Ok(options)
 }
 
+/// In the words of buildctl, and with the names that buildx adds by itself.
 fn outputs(spec: &Spec) -> Vec<String> {
-    let mut outputs = spec.outputs.clone();
+    let names = csv(&format!("name={}", spec.tags.join(",")));
+    let told = |output: &String| match output.as_str() {
+        "-" => "type=tar,dest=-".to_owned(),
+        folder if !folder.contains('=') => format!("type=local,{}", csv(&format!("dest={folder}"))),
+        output => {
+            let output = output.replace("type=registry", "type=image,push=true");
+            let image = ["type=image", "type=oci", "type=docker"].iter().any(|kind| output.contains(kind));
+            let named = spec.tags.is_empty() || output.contains("name=");
+            if image && !named { format!("{output},{names}") } else { output }
+        }
+    };
+    let mut outputs: Vec<_> = spec.outputs.iter().map(told).collect();
     if spec.push {
-        let names = csv(&format!("name={}", spec.tags.join(",")));
         outputs.insert(0, format!("type=image,{names},push=true"));
     }
     outputs

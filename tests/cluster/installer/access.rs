@@ -95,6 +95,6 @@ pub(crate) async fn who_may_only_read_the_secrets_names_the_rest(cluster: Arc<Cl
         .await?
         .expect(1)
         .says("not allowed to read Secret");
-    farm.told(&["token", "rotate"], &kubeconfig).await?.expect(1).says("cannot write Secret");
+    farm.told(&["token", "rotate"], &kubeconfig).await?.expect(1).says("not allowed to write Secret");
     Ok(())
 }

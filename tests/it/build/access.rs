@@ -130,6 +130,7 @@ async fn the_routing_api_is_reached_through_the_gateway_without_dns() {
     command.env("BUILDKIT_OPERATOR_BUILDD_URL", format!("https://localhost:{}", address.port()));
     let printed = ends_with(1, command).await;
     assert!(printed.contains("the certificate of \"localhost\" is not trusted"), "{printed}");
+    assert!(printed.contains("hint: use a name that the certificate has"), "{printed}");
     // An authority of its own replaces that of the daemons.
     let mut command = farm.build(&["--api-ca", &farm.path("other/ca.pem").display().to_string()]);
     super::daemon::Authority::new().client_folder(&super::daemon::Authority::new(), &farm.path("other"));

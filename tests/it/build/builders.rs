@@ -168,7 +168,7 @@ async fn the_digest_is_what_the_builder_says() {
     let digest = std::fs::read_to_string(farm.path("context/digest")).unwrap();
     let metadata = std::fs::read_to_string(farm.path("context/metadata.json")).unwrap();
     assert!(digest.starts_with("sha256:") && metadata.contains(digest.trim()), "{digest}\n{metadata}");
-    let printed = ends_with(1, farm.build(&["--digest-file", "digest"])).await;
+    let printed = ends_with(1, farm.build(&["--digest-file", "digest", "--", "--output", "out"])).await;
     assert!(printed.contains("nothing was exported as an image"), "{printed}");
     farm.is_clean();
 }
@@ -199,15 +199,23 @@ async fn the_repository_is_the_context_s_own_and_its_password_stays_at_home() {
 async fn a_rehearsal_prints_what_would_be_run_and_calls_nobody() {
     let farm = Farm::start().await;
     let args = ["--dry-run", "--arch", "amd64,arm64", "--tag", "r.example.org/shop:1", "--push"];
-    let mut command = farm.build(&args);
-    command
-        .env("BUILDKIT_OPERATOR_CLIENT_CERTS", "/etc/bko certs")
-        .env("BUILDKIT_OPERATOR_BUILDD_URL", "https://api.builds.example.test:1234")
-        .env("BUILDKIT_OPERATOR_GATEWAY_HOST", "builds.example.test")
-        .env("BUILDKIT_OPERATOR_GATEWAY_IP", "")
-        .env("BUILDKIT_OPERATOR_SECRETS", "npm=hunter2\n");
-    let output = ends(command).await;
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    insta::assert_snapshot!(String::from_utf8(output.stdout).unwrap());
+    for folder in [true, false] {
+        let mut command = farm.build(&[&args[..], &["https://user:hunter2@github.com/acme/shop.git"]].concat());
+        command
+            .env("BUILDKIT_OPERATOR_CLIENT_CERTS", if folder { "../certs" } else { "" })
+            .env("BUILDKIT_OPERATOR_BUILDD_URL", "https://api.builds.example.test:1234")
+            .env("BUILDKIT_OPERATOR_GATEWAY_HOST", "builds.example.test")
+            .env("BUILDKIT_OPERATOR_GATEWAY_IP", "")
+            .env("BUILDKIT_OPERATOR_SECRETS", "npm=hunter2\n");
+        let output = ends(command).await;
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!printed.contains("hunter2") && stderr(&output).is_empty(), "{printed}{}", stderr(&output));
+        if folder {
+            assert!(printed.contains("/context/../certs/ca.pem"), "{printed}");
+        } else {
+            insta::assert_snapshot!(printed);
+        }
+    }
     assert!(farm.memory.seen().calls.is_empty());
 }

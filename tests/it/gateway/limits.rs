@@ -9,6 +9,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::router::answers::Log;
+
 use super::farm::{
     Authority, DAEMON, Farm, RawDaemon, alert, ask, config, limited, read_all, repetitions, until, within,
 };
@@ -273,6 +275,8 @@ async fn shutdown_lets_a_stream_finish_and_takes_no_new_one() {
 
 #[tokio::test]
 async fn the_end_of_the_drain_cuts_what_is_left() {
+    let log = Log::default();
+    let _capture = log.capture();
     let drain = Duration::from_millis(200);
     let (farm, daemon) = (Farm::start(Config { drain, ..config() }).await, RawDaemon::start().await);
     farm.list(DAEMON, &[daemon.address]);
@@ -297,6 +301,13 @@ async fn the_end_of_the_drain_cuts_what_is_left() {
     drop((held, silent));
     farm.ended().await;
     assert_eq!(metrics.active.get(), 0);
+    let cut: Vec<serde_json::Value> = log.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let cut: Vec<_> = cut.iter().filter(|line| line["message"] == "stream cut at the end of the drain").collect();
+    assert!(
+        cut.len() == 1 && cut[0]["level"] == "WARN" && cut[0]["sni"].as_str().unwrap().starts_with(DAEMON),
+        "{cut:?}"
+    );
+    assert!(cut[0]["bytes.up"].as_u64().unwrap() > 0 && cut[0]["duration_ms"].as_u64().unwrap() >= 200, "{cut:?}");
 }
 
 #[tokio::test]

@@ -212,7 +212,7 @@ async fn metrics_tell_warm_cold_untrusted_and_error() {
 
 /// What was logged, as JSON lines.
 #[derive(Clone, Default)]
-pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 /// With one subscriber alone in the process, tracing asks the thread that first
 /// meets an event whether anybody listens, and keeps the answer for all threads.
@@ -220,14 +220,14 @@ static SECOND: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_writer(io::sink).finish()));
 
 impl Log {
-    pub(super) fn capture(&self) -> tracing::subscriber::DefaultGuard {
+    pub(crate) fn capture(&self) -> tracing::subscriber::DefaultGuard {
         LazyLock::force(&SECOND);
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || log.clone()).finish();
         tracing::subscriber::set_default(subscriber)
     }
 
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 

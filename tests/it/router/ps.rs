@@ -1,11 +1,13 @@
 //! `bko-install ps` against a server on a real socket.
 
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
@@ -69,16 +71,79 @@ async fn who_cannot_be_asked_is_an_error_that_says_what_to_do() {
     let output = ps(&server, &[]).env("BUILDKIT_OPERATOR_TOKEN", "s3cret-but-wrong").output().await.unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("401 Unauthorized") && said.contains("hint: set BUILDKIT_OPERATOR_TOKEN"), "{said}");
+    assert!(said.contains("answers 401: Unauthorized") && said.contains("hint: the token is wrong"), "{said}");
     assert!(!said.contains("s3cret"), "{said}");
-    let output = ps(&server, &["--buildd-url", "http://u:s3cret@h"]).output().await.unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(said.contains("want http://HOST:PORT") && !said.contains("s3cret"), "{said}");
+    for (url, code, part) in [
+        ("http://u:s3cret@h", 2, "want http://HOST:PORT"),
+        ("http://127.0.0.1:1", 1, "error: cannot ask http://127.0.0.1:1\ncaused by: no answer from the routing API\n"),
+    ] {
+        let output = ps(&server, &["--buildd-url", url]).output().await.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert!(said.contains(part) && !said.contains("s3cret"), "{said}");
+    }
     server.stop().await;
-    let output = ps(&Server { address: "127.0.0.1:1".parse().unwrap(), ..farm().await.0 }, &[]).output().await.unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && said.contains("cannot ask http://127.0.0.1:1"), "{said}");
+}
+
+/// Answers every call with this.
+async fn answering(answer: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn no_answer_commands_the_terminal() {
+    let project = r#"{"projects":[{"key":"p1\u001b[2J","repo":"a\u009b31m","name":"\u202eb","target":"t\nu","arch":"amd64",
+        "fork":false,"endpoint":"e","phase":"Failed","since":null,"reason":"r\u001b]0;x\u0007","ready":false,
+        "inFlight":{"count":1,"since":null},"activeBuilds":[],"lastBuild":null,"lastUsed":null,"keptBy":null,
+        "idleAt":null,"cache":null}]}"#;
+    let page: &'static str =
+        Box::leak(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{project}", project.len()).into_boxed_str());
+    for (answer, code, part) in [
+        (page, 0, "failed"),
+        ("HTTP/1.1 500 No\r\ncontent-length: 7\r\n\r\n\x1b[31mno", 1, "answers 500: \u{fffd}[31mno"),
+        (
+            "HTTP/1.1 302 No\r\nlocation: http://u:s3cret@h\r\ncontent-length: 0\r\n\r\n",
+            1,
+            "redirects (302) to \"http://…@h\"",
+        ),
+        ("HTTP/1.1 502 No\r\ncontent-length: 6\r\n\r\n<html>", 1, "answers 502: Bad Gateway, with a page in HTML"),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>", 1, "this is no routing API"),
+        (
+            "HTTP/1.1 401 No\r\ncontent-length: 0\r\nwww-authenticate: Bearer error_description=\"the token has expired\"\r\n\r\n",
+            1,
+            "answers 401: Unauthorized: the token has expired\n\nhint: an identity lives for minutes",
+        ),
+        ("\x15\x03\x01\x00\x02\x02\x16", 1, "does not speak HTTP"),
+    ] {
+        let url = format!("http://{}", answering(answer).await);
+        for args in [&[][..], &["--format=json"]] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+            command.arg("ps").args(args).env_clear().env("BUILDKIT_OPERATOR_BUILDD_URL", &url);
+            let output = timeout(Duration::from_secs(20), command.output()).await.unwrap().unwrap();
+            let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+            assert_eq!(output.status.code(), Some(code), "{said}");
+            assert!(said.to_lowercase().contains(&part.to_lowercase()), "no {part:?} in {said}");
+            let odd = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+            assert!(!said.contains(odd) && !said.contains("s3cret"), "{said:?}");
+        }
+    }
+    let mut watched = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    watched.args(["ps", "--watch"]).env_clear().stdout(Stdio::piped()).kill_on_drop(true);
+    watched.env("BUILDKIT_OPERATOR_BUILDD_URL", format!("http://{}", answering(page).await));
+    let mut child = watched.spawn().unwrap();
+    let line = next(&mut BufReader::new(child.stdout.take().unwrap()).lines()).await;
+    assert!(line.contains("failed (r\u{fffd}]0;x\u{fffd})") && !line.contains(char::is_control), "{line:?}");
 }
 
 type Watched = (Child, Lines<BufReader<ChildStdout>>);

@@ -1,0 +1,133 @@
+//! What the Kubernetes side says when `credentials`, `token` and `ps` fail,
+//! against a server on loopback that refuses.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "this is a test, also outside of #[test] functions"
+)]
+
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+/// Knows its version, and refuses everything else so.
+async fn refusing(code: u16, message: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            let version = json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0", "gitCommit": "", "gitTreeState": "",
+                "buildDate": "", "goVersion": "", "compiler": "", "platform": ""});
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+                "reason": "Forbidden", "message": message});
+            let (code, body) = if head.starts_with(b"GET /version") { (200, version) } else { (code, status) };
+            let body = body.to_string();
+            let head = format!(
+                "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        }
+    });
+    format!("http://{address}")
+}
+
+fn kubeconfig(folder: &Path, server: &str, user: &serde_json::Value) -> String {
+    let path = folder.join("kubeconfig");
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    std::fs::write(&path, config.to_string()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+async fn run(args: &[&str], kubeconfig: &str) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    command.args(args).args(["--kubeconfig", kubeconfig]).env_clear().env("PATH", "/usr/bin:/bin").kill_on_drop(true);
+    let Output { status, stdout, stderr } =
+        tokio::time::timeout(Duration::from_secs(30), command.output()).await.unwrap().unwrap();
+    assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
+    (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+const COMMANDS: [&[&str]; 3] = [&["credentials"], &["token", "rotate"], &["ps"]];
+
+#[tokio::test]
+async fn a_plugin_that_fails_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (command, args, part) in [
+        ("no-such-plugin", json!([]), "No such file"),
+        (
+            "sh",
+            json!(["-c", "echo hunter2; echo >&2 'log \x1b[31min first'; exit 3"]),
+            "exit status: 3: log \u{fffd}[31min first",
+        ),
+        ("sh", json!(["-c", "echo hunter2"]), "its output is no ExecCredential"),
+    ] {
+        let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": command, "args": args,
+            "interactiveMode": "Never"}});
+        let kubeconfig = kubeconfig(folder.path(), "http://127.0.0.1:1", &exec);
+        for args in COMMANDS {
+            let (code, said) = run(args, &kubeconfig).await;
+            let what = format!("error: the credential plugin \"{command}\" gives none for http://127.0.0.1:1: ");
+            assert!(code == Some(1) && said.starts_with(&what) && said.contains(part), "{args:?}: {said}");
+            assert!(said.contains("hint: ") && !said.contains("hunter2") && !said.contains('\x1b'), "{said}");
+            assert_eq!(said.matches(part).count(), 1, "{said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_said_once_without_commands_for_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = refusing(500, "etcd \x1b[2Jis away").await;
+    let kubeconfig = kubeconfig(folder.path(), &server, &json!({}));
+    for args in COMMANDS {
+        let (code, said) = run(args, &kubeconfig).await;
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.starts_with("error: cannot ") && said.contains("answers 500: etcd \u{fffd}[2Jis away"), "{said}");
+        assert_eq!(said.matches("is away").count(), 1, "{args:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_is_told_how_to_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = kubeconfig(folder.path(), &refusing(403, "no").await, &json!({}));
+    for args in &COMMANDS[..2] {
+        let (code, said) = run(args, &kubeconfig).await;
+        assert_eq!(code, Some(1), "{said}");
+        let secret = "buildkit-operator/buildkit-operator-token";
+        assert!(said.contains(&format!("not allowed to read Secret \"{secret}\"")), "{said}");
+        assert!(
+            said.contains("hint: check with: kubectl --namespace buildkit-operator auth can-i get secret/"),
+            "{said}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_name_is_asked_of_nobody() {
+    for args in [
+        &["credentials", "--client-secret", "../a"][..],
+        &["credentials", "--token-secret", ""],
+        &["token", "rotate", "--token-secret", "A b"],
+        &["credentials", "--url", "https://user:hunter2@h"],
+    ] {
+        let (code, said) = run(args, "/no/such/file").await;
+        assert_eq!(code, Some(2), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains("kubeconfig"), "{said}");
+    }
+}

@@ -14,10 +14,11 @@ endif
 STATIC := RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" cargo
 SIMULATE := $(STATIC) test --release --locked --target $(HOST)
 
-.PHONY: help tools build test test-full simulation demo bench lint format clean
+.PHONY: help tools build test test-full simulation demo demo-cluster bench lint format clean
 
 help:
-	@echo 'make demo       show the main job on a real Kubernetes node'
+	@echo 'make demo       show the main job on this host'
+	@echo 'make demo-cluster  the same on a real Kubernetes node'
 	@echo 'make test       run all tests; long repetitions run a tenth of their count'
 	@echo 'make test-full  run all tests in full'
 	@echo 'make simulation run the simulation; with SEED=n, print one history'
@@ -51,12 +52,16 @@ simulation: export BKO_MUTANT = $(MUTANT)
 simulation:
 	@$(SIMULATE) --quiet --test $(if $(MUTANT),mutants,simulation)
 
-demo: tools build
+demo: build
+	@tests/tools/install.sh host
+	@PATH="$(BKO_CACHE)/bin:$$PATH" tests/demo/host.sh $(EXECUTABLE)
+
+demo-cluster: tools build
 	cargo test --locked --quiet --test demo
 
 # The program that measures is not what is measured: any profile will do.
 bench: tools build
-	cargo bench --locked --profile dev --bench control_plane
+	cargo bench --locked --profile dev --bench control_plane --bench one_host
 
 lint:
 	cargo fmt --check

@@ -11,6 +11,7 @@ pub mod credentials;
 pub mod exit;
 pub mod export;
 pub mod files;
+pub mod host;
 pub mod image;
 pub mod key;
 pub mod log;
@@ -19,6 +20,7 @@ pub mod ps;
 pub mod report;
 pub mod server;
 pub mod token;
+pub mod up;
 
 use std::process::ExitCode;
 
@@ -80,6 +82,16 @@ pub enum Output {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run the farm on this host; needs no cluster
+    Up(Box<up::UpCommand>),
+    /// Print what the daemon of a project on this host has said
+    Logs(Box<host::LogsArgs>),
+    /// Send the daemon of a project on this host to zero before its time; its cache stays
+    Stop(Box<host::StopArgs>),
+    /// Remove a project on this host with its cache
+    Rm(Box<host::RmArgs>),
+    /// Empty the caches of projects on this host that nobody has used for long
+    Prune(Box<host::PruneArgs>),
     /// Install, plan and inspect the farm in a cluster
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -119,6 +131,11 @@ pub enum Command {
 pub fn run(cli: Cli) -> ExitCode {
     let global = &cli.global;
     exit::finish(match cli.command {
+        Command::Up(command) => up::run(*command, global),
+        Command::Logs(args) => host::logs(&args),
+        Command::Stop(args) => host::stop(&args, global),
+        Command::Rm(args) => host::rm(&args, global),
+        Command::Prune(args) => host::prune(&args, global),
         Command::Cluster(command) => cluster::run(command, global),
         Command::Export(args) => export::run(args, global),
         // Its exit code is the builder's.

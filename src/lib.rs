@@ -26,6 +26,7 @@
 //! | [`router`] | the routing API over a [`provisioner::Provisioner`] |
 //! | [`provisioner`] | what turns a key into a running, addressable daemon |
 //! | [`server`] | the roles of the control plane, composed |
+//! | [`local`] | the farm on one host, without Kubernetes |
 //! | [`companion`] | the sidecar of a daemon: health, builds, drain, room |
 //! | [`runtime`] | client, admin listener, lease, shutdown |
 //! | [`telemetry`] | logs and metrics |
@@ -45,6 +46,7 @@ pub mod image;
 pub mod install;
 pub mod issuers;
 pub mod key;
+pub mod local;
 pub mod manifest;
 pub mod names;
 pub mod plan;

@@ -79,6 +79,9 @@ pub enum ProvisionError {
     /// The store of projects refused for a reason that waiting does not cure.
     #[error("{0}")]
     Refused(String),
+    /// The caller may not have this.
+    #[error("{0}")]
+    Forbidden(String),
     /// The store of projects did not answer within the budget.
     #[error("{message}")]
     Unavailable {

@@ -5,7 +5,7 @@ use std::error::Error as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 
 use super::exit::{Code, Failure};
@@ -13,6 +13,7 @@ use crate::client::{
     self, Api, ApiError, BaseUrl, CertificatesError, Gateway, Http, HttpError, Mint, Pinned, Shown, TlsError, Token,
     TokenError, TokenSource, api_trust, pem,
 };
+use crate::local::control::Info;
 
 /// A variable that is set to nothing counts as not set; clap reads the types by
 /// their names, and would read `Option<Option<T>>` as an option without a value.
@@ -92,6 +93,20 @@ pub(super) fn base_url(text: &str) -> Result<BaseUrl, Failure> {
 }
 
 impl ApiArgs {
+    /// Everything that leads to a farm on this host, unless it was given; `certificate` says whether that was.
+    #[expect(clippy::disallowed_methods, reason = "shell: reads the token of a farm on this host")]
+    pub(super) fn use_host(&mut self, info: &Info, certificate: bool) -> anyhow::Result<()> {
+        self.buildd_url = Some(info.api.clone());
+        if !certificate && self.folder().is_none() && self.ca().is_none() {
+            self.client_certs = Some(info.certificates.clone());
+        }
+        if let (None, Some(path)) = (value(self.token.as_ref()), &info.token) {
+            let token = std::fs::read_to_string(path).with_context(|| format!("cannot read \"{}\"", path.display()))?;
+            self.token = Some(token.trim().to_owned());
+        }
+        Ok(())
+    }
+
     /// Where the routing API is, if that is said.
     pub(super) fn base(&self) -> Result<Option<BaseUrl>, Failure> {
         value(self.buildd_url.as_ref()).map(base_url).transpose()

@@ -12,7 +12,7 @@ pub use args::BuildArgs;
 use std::process::ExitCode;
 
 use super::exit::{self, Failure};
-use super::{Global, block_on, report};
+use super::{Global, block_on, host, report};
 use crate::client::{self, Narrator};
 
 /// Runs the command; the exit code is the builder's.
@@ -23,8 +23,14 @@ pub fn run(args: BuildArgs, global: &Global) -> ExitCode {
     }
 }
 
-async fn build(args: BuildArgs, global: &Global) -> Result<u8, Failure> {
+async fn build(mut args: BuildArgs, global: &Global) -> Result<u8, Failure> {
     let narrator = Narrator::new(global.quiet);
+    if args.access.api.base()?.is_none()
+        && let Some((_, info)) = host::running(&args.access.state).await?
+    {
+        let given = args.access.cert.is_some();
+        args.access.api.use_host(&info, given)?;
+    }
     if args.dry_run {
         report::print(&plan::rehearsal(&args, global, &narrator).await?)?;
         return Ok(0);

@@ -1,6 +1,7 @@
 //! `bko-install credentials`.
 
 mod format;
+mod host;
 pub(super) mod installed;
 
 use anyhow::{Context as _, anyhow};
@@ -12,8 +13,10 @@ use super::certs::{export, fetch};
 use super::exit::{Code, Failure};
 use super::{Global, block_on, report};
 use crate::certificate::LiveCertificate;
+use crate::certificate::SecretData;
 use crate::client::Token;
 use crate::cluster::client::connect;
+use crate::local::args::StateArgs;
 use crate::names::{OPERATOR_NAMESPACE, dns_label, domain_or_nothing, object_name};
 use format::Credentials;
 use installed::Installed;
@@ -43,6 +46,9 @@ pub struct CredentialsArgs {
     client_secret: String,
     #[command(flatten)]
     place: Place,
+    /// A farm on this host.
+    #[command(flatten)]
+    state: StateArgs,
 }
 
 /// Where the control plane is.
@@ -78,7 +84,8 @@ pub fn run(args: CredentialsArgs, global: &Global) -> Result<(), Failure> {
     if !credentials.reachable_from_outside() {
         report::message(
             global,
-            "warning: the routing API's address is known within the cluster only; name another with --url",
+            "warning: the routing API's address is known within the cluster, or on this host, only; name another with \
+             --url",
         );
     }
     let text = match args.format {
@@ -92,6 +99,10 @@ pub fn run(args: CredentialsArgs, global: &Global) -> Result<(), Failure> {
 
 async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, Failure> {
     let url = args.url.as_deref().map(base_url).transpose()?;
+    let elsewhere = args.state.state_dir.is_none() && (global.kubeconfig.is_some() || global.context.is_some());
+    if !elsewhere && let Some((_, info)) = super::host::running(&args.state).await? {
+        return host::gather(args, url, &info);
+    }
     let client = connect(global).await?;
     let installed = installed::read(&client, &args.place).await?;
     let token = token(&client, &args.place, &installed).await?;
@@ -101,17 +112,7 @@ async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, 
         Failure::new(Code::Failed, anyhow!("there is no Secret \"{path}\""))
             .hint("`bko-install cluster init` issues it; name another with --namespace and --client-secret")
     })?;
-    let certificate = LiveCertificate::read_leaf(&secret.data)
-        .with_context(|| format!("Secret \"{path}\" holds no client certificate"))?;
-    expired(&certificate, &path)?;
-    let mut files = export::files(&secret.data).into_iter();
-    let mut pem = || -> Result<String, Failure> {
-        let (_, bytes) = files.next().ok_or_else(|| anyhow!("Secret \"{path}\" lacks a key"))?;
-        let text = String::from_utf8(bytes.to_vec()).with_context(|| format!("Secret \"{path}\" holds no PEM"))?;
-        // Around the PEM there may be anything.
-        let odd = text.chars().any(|c| c.is_control() && !c.is_ascii_whitespace());
-        if odd { Err(anyhow!("Secret \"{path}\" holds control characters, which are no PEM").into()) } else { Ok(text) }
-    };
+    let certificate = valid(&secret.data, &format!("Secret \"{path}\""), "`bko-install cluster init` renews it")?;
     let gateway_host = args.gateway_host.clone().filter(|host| !host.is_empty()).or(installed.gateway_host.clone());
     let gateway_port = args.gateway_port.unwrap_or(installed.gateway_port);
     let url = match (url, &gateway_host) {
@@ -121,6 +122,33 @@ async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, 
             format!("http://buildkit-operator-buildd.{}.svc:8080", args.place.operator_namespace)
         }
     };
+    let gateway = gateway_host.map(|host| (host, gateway_port));
+    made(
+        Found { url, token, gateway, path: format!("Secret \"{path}\""), expires: certificate.not_after },
+        &secret.data,
+    )
+}
+
+/// All but the certificate, and where that is.
+struct Found {
+    url: String,
+    token: Option<String>,
+    gateway: Option<(String, u16)>,
+    path: String,
+    expires: Timestamp,
+}
+
+fn made(found: Found, data: &SecretData) -> Result<Credentials, Failure> {
+    let Found { url, token, gateway, path, expires } = found;
+    let mut files = export::files(data).into_iter();
+    let mut pem = || -> Result<String, Failure> {
+        let (_, bytes) = files.next().ok_or_else(|| anyhow!("{path} lacks a key"))?;
+        let text = String::from_utf8(bytes.to_vec()).with_context(|| format!("{path} holds no PEM"))?;
+        // Around the PEM there may be anything.
+        let odd = text.chars().any(|c| c.is_control() && !c.is_ascii_whitespace());
+        if odd { Err(anyhow!("{path} holds control characters, which are no PEM").into()) } else { Ok(text) }
+    };
+    let (gateway_host, gateway_port) = gateway.unzip();
     Ok(Credentials {
         version: 1,
         url,
@@ -128,9 +156,9 @@ async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, 
         ca: pem()?,
         cert: pem()?,
         key: pem()?,
-        expires: certificate.not_after,
-        gateway_port: gateway_host.is_some().then_some(gateway_port),
+        expires,
         gateway_host,
+        gateway_port,
     })
 }
 
@@ -151,11 +179,14 @@ async fn token(client: &kube::Client, place: &Place, installed: &Installed) -> R
     }
 }
 
+/// The client's certificate, as long as it is valid.
 #[expect(clippy::disallowed_methods, reason = "whether a certificate has ended depends on the time")]
-fn expired(certificate: &LiveCertificate, path: &str) -> Result<(), Failure> {
+fn valid(data: &SecretData, path: &str, hint: &str) -> Result<LiveCertificate, Failure> {
+    let certificate =
+        LiveCertificate::read_leaf(data).with_context(|| format!("{path} holds no client certificate"))?;
     if certificate.not_after > Timestamp::now() {
-        return Ok(());
+        return Ok(certificate);
     }
-    let error = anyhow!("the certificate in Secret \"{path}\" has expired on {}", certificate.not_after);
-    Err(Failure::new(Code::Failed, error).hint("`bko-install cluster init` renews it"))
+    let error = anyhow!("the certificate in {path} has expired on {}", certificate.not_after);
+    Err(Failure::new(Code::Failed, error).hint(hint))
 }

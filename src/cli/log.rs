@@ -1,6 +1,7 @@
 //! How the long-running commands log.
 
 use clap::Args;
+use tracing_subscriber::fmt::MakeWriter;
 
 use super::Global;
 use crate::telemetry::{self, LogFormat};
@@ -19,12 +20,20 @@ pub struct LogArgs {
 impl LogArgs {
     /// Starts logging; `--quiet` and `--verbose` count unless directives are given.
     pub fn start(&self, global: &Global) {
+        self.start_to(global, std::io::stderr);
+    }
+
+    /// The same to somewhere else than standard error.
+    pub fn start_to<W>(&self, global: &Global, writer: W)
+    where
+        W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+    {
         let level = match (global.quiet, global.verbose) {
             (true, _) => "error",
             (_, 0) => "info",
             (_, 1) => "info,bko_install=debug",
             (_, _) => "debug",
         };
-        telemetry::start(self.log.as_deref().unwrap_or(level), self.log_format);
+        telemetry::start_to(self.log.as_deref().unwrap_or(level), self.log_format, writer);
     }
 }

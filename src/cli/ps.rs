@@ -1,9 +1,9 @@
 //! `bko-install ps`: what runs where, from the routing API or from the cluster.
 #![expect(clippy::disallowed_methods, reason = "shell: ages are told at the time of asking")]
 
-mod changes;
+pub(super) mod changes;
 mod source;
-mod table;
+pub(super) mod table;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::access::ApiArgs;
 use super::exit::Failure;
 use super::{Global, report};
+use crate::local::args::StateArgs;
 use crate::names::{BUILDS_NAMESPACE, dns_label};
 use crate::printable;
 use crate::provisioner::project::{Phase, Summary};
@@ -30,8 +31,10 @@ const UNSEEN: u16 = 120;
 
 /// Show what runs where: daemons, their builds, what the cache answered, and when they go to zero
 #[derive(Debug, Args)]
-#[command(after_long_help = "Asks the routing API when its address is given, else the cluster of the kubeconfig. The \
-    cluster knows which builds were routed and which ended; which run, and at which step, only the routing API tells.")]
+#[command(
+    after_long_help = "Asks the routing API when its address is given, else the farm that runs on this host, else \
+    the cluster of the kubeconfig. The cluster knows which builds were routed and which ended; which run, and at which step, only the routing API tells."
+)]
 pub struct PsArgs {
     /// Go on: redraw on a terminal, else print what changes; Ctrl-C ends it
     #[arg(long, short)]
@@ -44,6 +47,9 @@ pub struct PsArgs {
     all: bool,
     #[command(flatten)]
     access: ApiArgs,
+    /// A farm on this host.
+    #[command(flatten)]
+    state: StateArgs,
     /// Namespace of the daemons, when the cluster is asked
     #[arg(long, value_name = "NAMESPACE", default_value = BUILDS_NAMESPACE, value_parser = dns_label, help_heading = "Access")]
     namespace: String,

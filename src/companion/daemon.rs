@@ -239,10 +239,23 @@ impl Daemon {
     /// # Errors
     /// When the daemon does not finish in time, or refuses.
     pub async fn prune(&self, min_free: Option<u64>, within: Duration) -> Result<Pruned, AskDaemon> {
-        let min_free_space = i64::try_from(min_free.unwrap_or(0)).unwrap_or(i64::MAX);
+        let min_free_space = signed(min_free.unwrap_or(0));
+        self.removed(PruneRequest { all: true, min_free_space, ..Default::default() }, within).await
+    }
+
+    /// Removes what is not in use, the least recently used first, until the
+    /// cache holds no more than so many bytes.
+    ///
+    /// # Errors
+    /// When the daemon does not finish in time, or refuses.
+    pub async fn prune_to(&self, bytes: u64, within: Duration) -> Result<Pruned, AskDaemon> {
+        // Nothing said is nothing kept, and so is 0.
+        self.removed(PruneRequest { all: true, max_used_space: signed(bytes), ..Default::default() }, within).await
+    }
+
+    async fn removed(&self, request: PruneRequest, within: Duration) -> Result<Pruned, AskDaemon> {
         let mut client = self.client.clone();
         self.call("Prune", within, async move {
-            let request = PruneRequest { all: true, min_free_space, ..Default::default() };
             let mut removed = client.prune(request).await?.into_inner();
             let mut pruned = Pruned::default();
             while let Some(record) = removed.message().await? {
@@ -271,6 +284,10 @@ impl Daemon {
             AskDaemon::Refused(self.address.clone(), name, status.code(), status.message().to_owned())
         }
     }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl AskDaemon {

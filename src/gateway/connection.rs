@@ -14,6 +14,7 @@ use super::refusals::Refused;
 use super::relay::{Close, Ended, Relay};
 use super::source::Prefix;
 use super::{Full, Gateway, Refusal, Rejection, alert, backend};
+use crate::names::DaemonName;
 use crate::sni::Target;
 use backend::Backing;
 
@@ -66,12 +67,14 @@ pub(super) async fn serve(gateway: Arc<Gateway>, socket: TcpStream, peer: Socket
 /// Peek → daemon → permit → dial.
 async fn route<'a>(gateway: &'a Gateway, socket: &TcpStream, client: &mut Client) -> Result<Routed<'a>, Refusal> {
     let Hello { sni, received } = hello(gateway, socket, client).await?;
-    let (target, limits) = {
-        let rules = gateway.config.rules.borrow();
-        (rules.domains.target(&sni), rules.limits)
+    let limits = gateway.limits();
+    let target = match &sni {
+        Some(sni) => gateway.config.rules.borrow().domains.target(sni).ok_or(Rejection::Unmatched),
+        // An address is no name: only where it was dialled to tells whom it means.
+        None => dialled(gateway, socket).map(Target::Daemon).ok_or(Rejection::NoSni),
     };
-    client.sni = Some(sni.into());
-    let target = target.ok_or(Refusal::Rejected(Rejection::Unmatched))?;
+    client.sni = sni.map(Into::into);
+    let target = target.map_err(Refusal::Rejected)?;
     let source = Prefix::of(client.peer.ip());
     let daemon = match &target {
         Target::Daemon(daemon) => Some(daemon),
@@ -82,6 +85,11 @@ async fn route<'a>(gateway: &'a Gateway, socket: &TcpStream, client: &mut Client
     let backing = backend::connect(gateway, ticket.daemon(), source, socket, deadline).await?;
     gateway.metrics.routed.inc();
     Ok(Routed { backing, received, ticket })
+}
+
+/// The daemon whose address a client dialled.
+fn dialled(gateway: &Gateway, socket: &TcpStream) -> Option<DaemonName> {
+    gateway.directory.at(socket.local_addr().ok()?.ip())
 }
 
 /// The ClientHello, unless the socket must make way for another.

@@ -8,6 +8,8 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::names::DaemonName;
+
 /// The routing API's entry: no daemon has such a name.
 pub const API: &str = "api";
 
@@ -25,6 +27,8 @@ pub struct Backend {
 #[derive(Debug)]
 pub struct Directory {
     backends: RwLock<HashMap<String, Backend>>,
+    /// Whose clients dial an address instead of a name.
+    addresses: RwLock<HashMap<IpAddr, DaemonName>>,
     changed: watch::Sender<u64>,
     /// For every address with streams: cancelled when its pod has gone.
     lives: Mutex<HashMap<String, HashMap<SocketAddr, CancellationToken>>>,
@@ -32,7 +36,12 @@ pub struct Directory {
 
 impl Default for Directory {
     fn default() -> Self {
-        Self { backends: RwLock::default(), changed: watch::Sender::new(0), lives: Mutex::default() }
+        Self {
+            backends: RwLock::default(),
+            addresses: RwLock::default(),
+            changed: watch::Sender::new(0),
+            lives: Mutex::default(),
+        }
     }
 }
 
@@ -73,6 +82,20 @@ impl Directory {
         let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
         let addresses = lives.entry(daemon.to_owned()).or_default();
         addresses.entry(address).or_insert_with(|| all.child_token()).clone()
+    }
+
+    /// Says which daemon clients mean who dial this address without a name.
+    pub fn set_address(&self, address: IpAddr, daemon: Option<DaemonName>) {
+        let mut addresses = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
+        match daemon {
+            Some(daemon) => addresses.insert(address, daemon),
+            None => addresses.remove(&address),
+        };
+    }
+
+    /// The daemon that clients mean who dialled this address.
+    pub(super) fn at(&self, address: IpAddr) -> Option<DaemonName> {
+        self.addresses.read().unwrap_or_else(PoisonError::into_inner).get(&address.to_canonical()).cloned()
     }
 
     /// What is known of one daemon.

@@ -9,13 +9,13 @@ use tokio::time::{Instant, timeout_at};
 
 use super::relay::Pool;
 use super::{Config, Refusal, Rejection, proxy};
-use crate::sni::{self, MAX_WIRE, Peek};
+use crate::sni::{self, MAX_WIRE, Peek, Reason};
 
 /// A whole ClientHello.
 #[derive(Debug)]
 pub(super) struct Hello {
-    /// The name in it, as sent.
-    pub(super) sni: String,
+    /// The name in it, as sent; none where the client dialled an address.
+    pub(super) sni: Option<String>,
     /// Everything read so far, which may go on behind the hello.
     pub(super) received: Vec<u8>,
 }
@@ -60,7 +60,8 @@ pub(super) async fn peek(
             header = false;
         }
         match sni::peek(&received) {
-            Peek::Sni(sni) => return Ok(Hello { sni, received }),
+            Peek::Sni(sni) => return Ok(Hello { sni: Some(sni), received }),
+            Peek::Reject(Reason::NoSni) => return Ok(Hello { sni: None, received }),
             Peek::Incomplete => {}
             Peek::Reject(reason) => return Err(Refusal::Rejected(reason.into())),
         }

@@ -186,6 +186,7 @@ impl Refusal {
     pub(super) fn provisioning(step: &str, error: ProvisionError) -> Self {
         match error {
             ProvisionError::Refused(why) => Self::internal(format!("{step}: {why}")),
+            ProvisionError::Forbidden(why) => Self::new(StatusCode::FORBIDDEN, why),
             ProvisionError::Unavailable { message, retry_after } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("{step}: {message}")).retry_after(retry_after)
             }

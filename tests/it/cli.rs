@@ -69,7 +69,8 @@ fn describe(command: &clap::Command, text: &mut String) {
     let path = command.get_bin_name().unwrap_or(command.get_name()).to_owned();
     let mut shown = command.clone().term_width(100).max_term_width(100).mut_args(|arg| {
         let everywhere = arg.is_global_set() || matches!(arg.get_id().as_str(), "help" | "version");
-        arg.hide_env_values(true).hide(everywhere && !is_root)
+        let hidden = arg.is_hide_set() || (everywhere && !is_root);
+        arg.hide_env_values(true).hide(hidden)
     });
     writeln!(text, "\n## `{path}`\n\n```text").unwrap();
     for line in shown.render_long_help().to_string().lines() {

@@ -7,7 +7,8 @@
 #   3. image archives: pause, busybox, and the rootless BuildKit;
 #   4. schemathesis, which tries the HTTP API, from PyPI.
 #
-# `install.sh lint` installs cargo-deny, which only `make lint` needs.
+# `install.sh lint` installs cargo-deny, which only `make lint` needs; `install.sh host`
+# only what a farm on one host needs: BuildKit, buildx, rootlesskit, and a few packages.
 #
 # Does nothing when everything is there. KUBEBUILDER_ASSETS may name a folder
 # with Kubernetes binaries (as envtest has them); what it holds is not built.
@@ -17,6 +18,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 bin=${BKO_CACHE:-$HOME/.cache/bko}/bin
 export PATH=$PATH:/usr/sbin:/sbin LC_ALL=C
 
+mode=${1:-all}
 say() { echo "tools: $*" >&2; }
 fail() { echo "error: $1" >&2; echo >&2; echo "hint: $2" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
@@ -25,24 +27,28 @@ can_be_root() { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
 # What is wanted of each package, so that machines without dpkg can be told too.
 packages() {
     cat <<'LIST'
+runc runc
+busybox-static busybox
+uidmap newuidmap
+ca-certificates /etc/ssl/certs/ca-certificates.crt
+LIST
+    [ "$mode" = host ] || cat <<'LIST'
 etcd-server etcd
 containerd containerd
 containerd ctr
-runc runc
 containernetworking-plugins /usr/lib/cni/bridge
 iptables iptables
 nftables nft
 conntrack conntrack
 iproute2 ip
 docker-registry docker-registry
-busybox-static busybox
-uidmap newuidmap
+btrfs-progs mkfs.btrfs
+xfsprogs mkfs.xfs
 libcap2-bin setcap
 util-linux unshare
 python3-venv python3
 gcc cc
 libc6-dev /usr/include/stdlib.h
-ca-certificates /etc/ssl/certs/ca-certificates.crt
 LIST
 }
 
@@ -235,6 +241,10 @@ if [ "${1:-}" = lint ]; then
     exit
 fi
 debian_packages
+if [ "$mode" = host ]; then
+    for module in buildkit buildx rootlesskit; do go_tools $module; done
+    exit
+fi
 for module in kubernetes buildkit buildx coredns rootlesskit; do go_tools $module; done
 schemathesis
 stamp=$bin/.images-$(key "$0" "$here/pause.c" "$here"/{buildkit,rootlesskit}/go.mod)

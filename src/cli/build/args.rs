@@ -9,6 +9,7 @@ use clap::Args;
 use crate::cli::access::{ApiArgs, Maybe, or_nothing};
 use crate::cli::key::yes_or_no;
 use crate::client::builder::Wanted;
+use crate::local::args::StateArgs;
 
 /// Build an image on the farm.
 #[derive(Debug, Args)]
@@ -141,7 +142,7 @@ pub(super) struct RouteArgs {
     pub(super) route_wait: Duration,
 }
 
-/// How to get there: `bko-install credentials` prints all of it.
+/// How to get there: `bko-install credentials` prints all of it; a farm on this host is found without.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Access")]
 pub(super) struct AccessArgs {
@@ -156,6 +157,9 @@ pub(super) struct AccessArgs {
     /// Port of the gateway, instead of the answer's
     #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_PORT", value_name = "PORT", value_parser = port)]
     pub(super) gateway_port: Option<Maybe<u16>>,
+    /// A farm on this host, used when no address of a routing API is given.
+    #[command(flatten)]
+    pub(super) state: StateArgs,
 }
 
 /// Variables that a builder need not see.

@@ -27,10 +27,10 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Names of the cluster itself mean nothing elsewhere.
+    /// Names of the cluster itself mean nothing elsewhere, nor does a loopback address.
     pub(super) fn reachable_from_outside(&self) -> bool {
         let host = self.url.split("://").nth(1).and_then(|rest| rest.split([':', '/']).next()).unwrap_or_default();
-        !host.contains(".svc")
+        !host.contains(".svc") && !host.starts_with("127.")
     }
 
     /// Name, value, and whether it is a secret.

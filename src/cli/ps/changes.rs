@@ -9,13 +9,13 @@ use crate::provisioner::project::{ActiveBuild, Summary};
 
 /// Remembers the last look.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(in crate::cli) struct Changes {
     seen: BTreeMap<String, Summary>,
 }
 
 impl Changes {
     /// For people: what began, ended, warmed and cooled.
-    pub(super) fn lines(&mut self, projects: Vec<Summary>, now: Timestamp) -> Vec<String> {
+    pub(in crate::cli) fn lines(&mut self, projects: Vec<Summary>, now: Timestamp) -> Vec<String> {
         let time = now.strftime("%H:%M:%S");
         let mut lines = Vec::new();
         let next: BTreeMap<_, _> = projects.into_iter().map(|project| (project.key.clone(), project)).collect();
@@ -32,7 +32,7 @@ impl Changes {
 
     /// For programs: every project that is not as it was, and `{"key", "gone"}`
     /// for one that is not shown any more.
-    pub(super) fn documents(&mut self, projects: Vec<Summary>) -> serde_json::Result<Vec<String>> {
+    pub(in crate::cli) fn documents(&mut self, projects: Vec<Summary>) -> serde_json::Result<Vec<String>> {
         let mut lines = Vec::new();
         let next: BTreeMap<_, _> = projects.into_iter().map(|project| (project.key.clone(), project)).collect();
         for (key, project) in next.iter().filter(|(key, project)| self.seen.get(*key) != Some(project)) {

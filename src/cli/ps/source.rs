@@ -10,12 +10,13 @@ use kube::{Api, ResourceExt};
 
 use super::PsArgs;
 use crate::cli::exit::{Code, Failure};
-use crate::cli::{Global, access};
+use crate::cli::{Global, access, host};
 use crate::client::Api as RoutingApi;
 use crate::cluster::client::{connect_as, plain};
 use crate::families::build_farm::api::{self, BuildProject};
 use crate::families::build_farm::project::{Known, summary};
 use crate::families::build_farm::settings::Settings;
+use crate::local::layout::Layout;
 use crate::names::INSTALLER_MANAGER;
 use crate::provisioner::project::{Page, Summary};
 
@@ -27,6 +28,8 @@ const CHUNK: u32 = 500;
 
 pub(super) enum Source {
     Remote(Box<RoutingApi>),
+    /// A farm on this host.
+    Host(Layout),
     Cluster(Box<Cluster>),
 }
 
@@ -39,6 +42,10 @@ impl Source {
     pub(super) async fn new(args: &PsArgs, global: &Global) -> Result<Self, Failure> {
         if let Some(base) = args.access.base()? {
             return Ok(Self::Remote(Box::new(args.access.api(base)?)));
+        }
+        let elsewhere = args.state.state_dir.is_none() && (global.kubeconfig.is_some() || global.context.is_some());
+        if !elsewhere && let Some((layout, _)) = host::running(&args.state).await? {
+            return Ok(Self::Host(layout));
         }
         let client = connect_as(INSTALLER_MANAGER, global).await.map_err(|failure| {
             let hint = failure.hint.clone().unwrap_or_default();
@@ -53,6 +60,7 @@ impl Source {
     pub(super) async fn projects(&self) -> Result<Vec<Summary>, Failure> {
         match self {
             Self::Remote(api) => pages(api).await,
+            Self::Host(layout) => host::projects(layout).await.map_err(host::refused),
             Self::Cluster(cluster) => objects(&cluster.api, &cluster.settings).await,
         }
     }

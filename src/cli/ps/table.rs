@@ -15,9 +15,9 @@ const NAME: usize = 12;
 
 /// How it is to look.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
-    pub(super) width: u16,
-    pub(super) colour: bool,
+pub(in crate::cli) struct Look {
+    pub(in crate::cli) width: u16,
+    pub(in crate::cli) colour: bool,
 }
 
 /// One cell, and the colour of its text.
@@ -31,7 +31,7 @@ const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
 
 /// The whole table, with a line below each project for every build that runs.
-pub(super) fn table(projects: &[Summary], now: Timestamp, look: Look) -> String {
+pub(in crate::cli) fn table(projects: &[Summary], now: Timestamp, look: Look) -> String {
     if projects.is_empty() {
         return "no daemon is up; --all shows those at zero, too\n".to_owned();
     }
@@ -92,7 +92,7 @@ fn row(project: &Summary, now: Timestamp, wide: bool) -> Vec<Cell> {
 }
 
 /// Repository, component and target, as far as they tell the project from others.
-pub(super) fn name(project: &Summary) -> String {
+pub(in crate::cli) fn name(project: &Summary) -> String {
     let mut name = if project.repo.is_empty() { project.key.clone() } else { project.repo.clone() };
     if !project.name.is_empty() {
         let _ = write!(name, ":{}", project.name);
@@ -107,7 +107,7 @@ pub(super) fn name(project: &Summary) -> String {
 }
 
 /// As people say it.
-pub(super) fn state(phase: Phase) -> (&'static str, &'static str) {
+pub(in crate::cli) fn state(phase: Phase) -> (&'static str, &'static str) {
     match phase {
         Phase::Pending => ("new", YELLOW),
         Phase::Idle => ("cold", DIM),
@@ -155,7 +155,7 @@ fn notes(project: &Summary, now: Timestamp) -> Vec<Cell> {
 }
 
 /// One build that runs.
-pub(super) fn running(build: &ActiveBuild, now: Timestamp) -> String {
+pub(in crate::cli) fn running(build: &ActiveBuild, now: Timestamp) -> String {
     let mut text = format!("build {}", printable(&build.reference).chars().take(8).collect::<String>());
     if let Some(started) = build.started {
         let _ = write!(text, " for {}", span(seconds(started, now)));
@@ -170,7 +170,7 @@ pub(super) fn running(build: &ActiveBuild, now: Timestamp) -> String {
 }
 
 /// One build that ended.
-pub(super) fn finished(build: &FinishedBuild) -> String {
+pub(in crate::cli) fn finished(build: &FinishedBuild) -> String {
     let mut text = format!("build {}", printable(&build.reference).chars().take(8).collect::<String>());
     match &build.error {
         Some(error) => text.push_str(&format!(" failed: {}", printable(error))),
@@ -200,7 +200,7 @@ fn painted(text: &str, colour: &str, wanted: bool) -> String {
 }
 
 /// A text that is cut where the width ends.
-pub(super) fn clip(text: &str, width: usize) -> String {
+pub(in crate::cli) fn clip(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -223,7 +223,7 @@ fn printable(text: &str) -> String {
 
 /// One frame: goes to the top, writes every line over the one that was there,
 /// and clears what is left below. What does not fit is counted.
-pub(super) fn frame(text: &str, height: u16, first: bool) -> String {
+pub(in crate::cli) fn frame(text: &str, height: u16, first: bool) -> String {
     let room = usize::from(height).saturating_sub(1).max(1);
     let lines: Vec<&str> = text.trim_end_matches('\n').split('\n').collect();
     let mut out = String::from(if first { "\x1b[?25l\x1b[2J\x1b[H" } else { "\x1b[H" });
@@ -262,20 +262,23 @@ fn took(ms: u64) -> String {
 }
 
 fn bytes(used: u64, total: u64) -> String {
+    format!("{}/{}Gi", gib(used), gib(total))
+}
+
+/// GiB, to a tenth where that says something.
+pub(in crate::cli) fn gib(bytes: u64) -> String {
     const GIB: u64 = 1 << 30;
-    let tenths = |n: u64| (n / (GIB / 10)).min(u64::MAX / 10);
-    let short =
-        |n: u64| if n < 10 * GIB { format!("{}.{}", tenths(n) / 10, tenths(n) % 10) } else { (n / GIB).to_string() };
-    format!("{}/{}Gi", short(used), short(total))
+    let tenths = (bytes / (GIB / 10)).min(u64::MAX / 10);
+    if bytes < 10 * GIB { format!("{}.{}", tenths / 10, tenths % 10) } else { (bytes / GIB).to_string() }
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::cli) mod tests {
     use super::*;
     use crate::key::Arch;
     use crate::provisioner::project::{CacheRoom, InFlight, Steps};
 
-    fn at(second: i64) -> Timestamp {
+    pub(in crate::cli) fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
     }
 
@@ -313,7 +316,7 @@ mod tests {
         }
     }
 
-    fn farm() -> Vec<Summary> {
+    pub(in crate::cli) fn farm() -> Vec<Summary> {
         let room = |used: u64| Some(CacheRoom { bytes_used: used << 30, bytes_total: 60 << 30 });
         let build = ActiveBuild {
             reference: "a1b2c3d4e5f6".into(),

@@ -82,6 +82,34 @@ async fn every_captured_hello_is_replayed_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn without_a_name_the_address_that_was_dialled_tells_the_daemon() {
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let farm = Farm::serve(listener, config(), tokio_util::sync::CancellationToken::new());
+    let (one, two) = (RawDaemon::start().await, RawDaemon::start().await);
+    let dialled = |last: u8| std::net::SocketAddr::from(([127, 9, 8, last], farm.address.port()));
+    for (name, daemon, last) in [("buildkitd-one", &one, 1), ("buildkitd-two", &two, 2)] {
+        farm.list(name, &[daemon.address]);
+        farm.directory.set_address(dialled(last).ip(), Some(name.parse().unwrap()));
+    }
+    let unnamed = Made::new().wire();
+    for (daemon, last) in [(&two, 2), (&one, 1)] {
+        let mut client = within(tokio::net::TcpStream::connect(dialled(last))).await.unwrap();
+        client.write_all(&unnamed).await.unwrap();
+        let mut stream = within(daemon.accept()).await;
+        client.shutdown().await.unwrap();
+        assert_eq!(read_all(&mut stream).await.unwrap(), unnamed);
+    }
+    // A name says more than an address, and an address that is nobody's says nothing.
+    let mut client = within(tokio::net::TcpStream::connect(dialled(1))).await.unwrap();
+    client.write_all(&Made::new().sni(b"buildkitd-two.ci.test").wire()).await.unwrap();
+    drop(within(two.accept()).await);
+    let mut client = within(tokio::net::TcpStream::connect(dialled(3))).await.unwrap();
+    client.write_all(&unnamed).await.unwrap();
+    assert_eq!(read_all(&mut client).await.unwrap(), alert(UNRECOGNIZED_NAME));
+    assert_eq!((farm.rejected(Rejection::NoSni), farm.metrics.routed.get()), (1, 3));
+}
+
+#[tokio::test]
 async fn a_hello_in_segments_of_one_byte_routes() {
     let (farm, daemon) = (Farm::start(config()).await, RawDaemon::start().await);
     farm.list(DAEMON, &[daemon.address]);

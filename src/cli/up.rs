@@ -1,0 +1,183 @@
+//! `bko-install up`.
+
+mod screen;
+mod view;
+
+use std::io::IsTerminal as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use clap::Args;
+
+use super::exit::{Code, Failure};
+use super::log::LogArgs;
+use super::{Global, report};
+use crate::local::args::UpArgs;
+use crate::local::control::Info;
+use crate::local::farm::Farm;
+use crate::local::up::{self, UpError};
+use screen::Screen;
+
+/// Run the farm on this host; needs no cluster.
+#[derive(Debug, Args)]
+#[command(
+    after_long_help = "Every project gets a buildkitd of its own, as a process of this host, with a cache below \
+    the state folder. Ctrl-C lets builds end first, the second one does not. Killed in any other way, the daemons and \
+    their builds go on, and the next `up` on the same folder takes them over.\n\n\
+    On a terminal its last lines show every project with its builds; elsewhere, and with --plain, a line tells of \
+    everything that begins and ends."
+)]
+pub struct UpCommand {
+    /// How it logs.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// Lines that only scroll, on a terminal too
+    #[arg(long)]
+    plain: bool,
+    /// Never use colour, whatever its value (see <https://no-color.org>)
+    #[arg(long, env = "NO_COLOR", hide = true, default_value = "")]
+    no_color_by_environment: String,
+    /// What the terminal can do.
+    #[arg(long, env = "TERM", hide = true, hide_env = true, default_value = "")]
+    terminal: String,
+    /// Everything else.
+    #[command(flatten)]
+    pub up: UpArgs,
+}
+
+impl UpCommand {
+    /// The terminal, if there is one that can be drawn on.
+    fn screen(&self, global: &Global) -> Option<Screen> {
+        let draws = std::io::stdout().is_terminal() && !matches!(self.terminal.as_str(), "" | "dumb");
+        (draws && !self.plain && !global.quiet).then(Screen::default)
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The farm does not come up.
+pub fn run(command: UpCommand, global: &Global) -> Result<(), Failure> {
+    let (screen, quiet) = (command.screen(global), global.quiet);
+    let colour = !global.no_color && command.no_color_by_environment.is_empty();
+    match &screen {
+        // Both lead to the one terminal.
+        Some(screen) if std::io::stderr().is_terminal() => {
+            let screen = screen.clone();
+            command.log.start_to(global, move || screen.clone());
+        }
+        _ => command.log.start(global),
+    }
+    super::block_on(async {
+        let mut shown = None;
+        let greet = |info: &Info, farm: Arc<Farm>| {
+            shown = match &screen {
+                Some(screen) => {
+                    screen.show(vec![]);
+                    screen.say(&greeting(info));
+                    Some(tokio::spawn(view::draw(farm, screen.clone(), colour)))
+                }
+                None if quiet => None,
+                None => {
+                    // Whoever does not read it does not want it.
+                    let _ = report::print(&greeting(info));
+                    Some(tokio::spawn(view::tell(farm)))
+                }
+            };
+        };
+        let said = AtomicU64::new(u64::MAX);
+        let progress = |came: u64, total: u64| fetched(screen.as_ref(), quiet, &said, came, total);
+        let ended = up::run(command.up, &progress, greet).await.map_err(failure);
+        if let Some(shown) = shown {
+            shown.abort();
+            let _ = shown.await;
+        }
+        if let Some(screen) = &screen {
+            screen.show(vec![]);
+        }
+        ended
+    })
+}
+
+/// A bar on a terminal, a line for every tenth elsewhere.
+fn fetched(screen: Option<&Screen>, quiet: bool, said: &AtomicU64, came: u64, total: u64) {
+    let (total, came) = (total.max(1), came.min(total));
+    // A bar moves by halves of a hundredth.
+    let step = came * if screen.is_some() { 200 } else { 10 } / total;
+    if quiet || said.swap(step, Ordering::Relaxed) == step {
+        return;
+    }
+    let text = format!("fetching BuildKit: {} of {} MiB", came >> 20, total.div_ceil(1 << 20));
+    match screen {
+        Some(screen) => {
+            let room = usize::from(screen::size().columns).saturating_sub(text.len() + 4).min(40);
+            let full = usize::try_from(came * room as u64 / total).unwrap_or(room);
+            screen.show(vec![format!("{text}  {}{}", "█".repeat(full), "░".repeat(room - full))]);
+        }
+        None => report::complain(&text),
+    }
+}
+
+fn failure(error: UpError) -> Failure {
+    let code = match &error {
+        UpError::Layout(_) | UpError::Route(_) | UpError::Domain(_) | UpError::NoDomain(_) | UpError::SamePort(_) => {
+            Code::Usage
+        }
+        UpError::Lock(_) => Code::Refused,
+        _ => Code::Failed,
+    };
+    let hint = error.hint();
+    let failure = Failure::new(code, error);
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+fn greeting(info: &Info) -> String {
+    let Info { api, certificates, buildkit, storage, .. } = info;
+    let token = info.token.as_ref().map(|path| format!("\n  token          {}", path.display())).unwrap_or_default();
+    let bearer =
+        info.token.as_ref().map(|path| format!(" \\\n    -H \"Authorization: Bearer $(cat {})\"", path.display()));
+    let bearer = bearer.unwrap_or_default();
+    let state = if info.usual { String::new() } else { format!(" --state-dir {}", info.state.display()) };
+    let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let certs = certificates.display();
+    format!(
+        "The farm is up.\n  \
+         routing API    {api}{token}\n  \
+         certificates   {certs}\n  \
+         daemons        {buildkit}, caches: {storage}\n\n\
+         Build with it, in any checkout (docker buildx or buildctl does the work):\n  \
+         bko-install build{state} .\n\n\
+         Or with any client: ask for the daemon of a repository,\n  \
+         curl -fsS {api}/route -d '{{\"repo\":\"github.com/acme/shop\",\"arch\":\"{arch}\"}}'{bearer}\n\
+         and build there:\n  \
+         docker buildx create --name shop --driver remote ENDPOINT \\\n    \
+         --driver-opt cacert={certs}/ca.pem,cert={certs}/cert.pem,key={certs}/key.pem\n  \
+         docker buildx build --builder shop .\n\n\
+         `bko-install ps{state}` shows what runs where. Ctrl-C ends the farm when its builds have ended."
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_greeting_says_what_to_type_next() {
+        let info = Info {
+            pid: 1,
+            state: "/var/lib/bko".into(),
+            usual: true,
+            api: "http://127.0.0.1:8080".into(),
+            port: 1234,
+            token: Some("/var/lib/bko/token".into()),
+            certificates: "/var/lib/bko/certs/client".into(),
+            domain: None,
+            buildkit: "buildkitd v0.34.2".into(),
+            storage: "reflink".into(),
+        };
+        insta::assert_snapshot!(greeting(&info));
+    }
+}

@@ -1,0 +1,220 @@
+//! The farm's own socket in the state folder: for `ps`, `logs`, `stop`, `rm`
+//! and `prune` of whoever may open it. Plain HTTP.
+#![expect(clippy::disallowed_methods, reason = "shell: judges entries at the time of asking")]
+
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path as Segment, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+
+use super::core::Core;
+use super::farm::Farm;
+use super::record::Record;
+use super::writer::{Change, WriteError};
+use crate::families::build_farm::ledger::Outcome;
+use crate::families::build_farm::lifecycle;
+use crate::key::ProjectKey;
+use crate::provisioner::Provisioner as _;
+use crate::provisioner::project::Selection;
+
+/// How this farm is used.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Info {
+    /// Its process.
+    pub pid: u32,
+    /// Its state folder.
+    pub state: PathBuf,
+    /// Whether that is the usual one of its user.
+    pub usual: bool,
+    /// Address of the routing API.
+    pub api: String,
+    /// Port that builds connect to.
+    pub port: u16,
+    /// Where its token is; none when anybody may call.
+    pub token: Option<PathBuf>,
+    /// Folder with `ca.pem`, `cert.pem` and `key.pem` of clients.
+    pub certificates: PathBuf,
+    /// Domain that daemons are reached under; by addresses without one.
+    pub domain: Option<String>,
+    /// What daemons run.
+    pub buildkit: String,
+    /// How caches are kept.
+    pub storage: String,
+}
+
+/// What the handlers work with.
+#[derive(Debug)]
+pub struct Control {
+    /// What is known and can be changed.
+    pub core: Arc<Core>,
+    /// The same projects as the routing API tells of.
+    pub farm: Arc<Farm>,
+    /// How it is used.
+    pub info: Info,
+}
+
+/// Binds the socket, which only its owner may open. One that an earlier run left is replaced.
+///
+/// # Errors
+/// The operating system's.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// The calls.
+pub fn router(control: Control) -> Router {
+    Router::new()
+        .route("/info", get(info))
+        .route("/projects", get(projects))
+        .route("/projects/{key}", get(project).delete(remove))
+        .route("/projects/{key}/stop", post(stop))
+        .route("/projects/{key}/prune", post(prune))
+        .with_state(Arc::new(control))
+}
+
+type Shared = State<Arc<Control>>;
+
+async fn info(State(control): Shared) -> Json<Info> {
+    Json(control.info.clone())
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    #[serde(rename = "continue")]
+    after: Option<String>,
+}
+
+async fn projects(State(control): Shared, Query(asked): Query<Asked>) -> Response {
+    let after = asked.after.map(|key| key.parse::<ProjectKey>()).transpose();
+    let Ok(after) = after else { return (StatusCode::BAD_REQUEST, "continue is no key\n").into_response() };
+    let selection = Selection { repo: None, phase: None, after, limit: 500, visible: &|_| true };
+    Json(control.farm.projects(&selection)).into_response()
+}
+
+/// Why a call about one project is refused.
+enum Refusal {
+    Unknown(String),
+    Building(String),
+    Failed(String),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Unknown(key) => (StatusCode::NOT_FOUND, format!("there is no project \"{key}\"\n")),
+            Self::Building(why) => (StatusCode::CONFLICT, format!("{why}\n")),
+            Self::Failed(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+        }
+        .into_response()
+    }
+}
+
+impl From<WriteError> for Refusal {
+    fn from(error: WriteError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl Control {
+    fn find(&self, key: &str) -> Result<(ProjectKey, Arc<Record>), Refusal> {
+        let unknown = || Refusal::Unknown(key.to_owned());
+        Ok((key.parse().map_err(|_| unknown())?, self.core.index.get(key).ok_or_else(unknown)?))
+    }
+
+    /// Builds that are registered or run.
+    fn builds(&self, record: &Record) -> usize {
+        let status = record.project.status_or_default();
+        let live = lifecycle::live_entries(&status, self.core.settings.max_build, Timestamp::now()).count();
+        let observed = self.core.index.live(&record.project.spec.key).and_then(|live| live.observation);
+        live.max(observed.map_or(0, |observed| observed.borrow().active.len()))
+    }
+}
+
+async fn project(State(control): Shared, Segment(key): Segment<String>) -> Result<Response, Refusal> {
+    let (key, _) = control.find(&key)?;
+    let detail = control.farm.project(&key).ok_or_else(|| Refusal::Unknown(key.to_string()))?;
+    Ok(Json(detail).into_response())
+}
+
+#[derive(Deserialize)]
+struct Manner {
+    #[serde(default)]
+    cut: bool,
+}
+
+/// Sends a daemon to zero before its time.
+async fn stop(
+    State(control): Shared,
+    Segment(key): Segment<String>,
+    Query(Manner { cut }): Query<Manner>,
+) -> Result<StatusCode, Refusal> {
+    let (key, record) = control.find(&key)?;
+    if cut {
+        control.core.cut(key.as_str());
+    }
+    let rest = control.core.writer.submit(key.as_str(), Change::Rest { cut }).await?;
+    if rest == Outcome::StillWanted || (!cut && control.builds(&record) > 0) {
+        let why = format!("{} builds are in flight; --cut-builds ends them", control.builds(&record));
+        return Err(Refusal::Building(why));
+    }
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Removes a project with its cache.
+async fn remove(
+    State(control): Shared,
+    Segment(key): Segment<String>,
+    Query(Manner { cut }): Query<Manner>,
+) -> Result<StatusCode, Refusal> {
+    let (key, record) = control.find(&key)?;
+    let builds = control.builds(&record);
+    if builds > 0 && !cut {
+        return Err(Refusal::Building(format!("{builds} builds are in flight; --cut-builds ends them")));
+    }
+    control.core.writer.submit(key.as_str(), Change::Remove).await?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// What pruning one cache came to.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Pruned {
+    /// Bytes that BuildKit freed; none are told of a cache that was removed whole.
+    pub bytes: Option<u64>,
+    /// Whether the cache was removed whole.
+    pub removed: bool,
+}
+
+/// How long BuildKit may take to prune.
+const PRUNE: Duration = Duration::from_secs(600);
+
+/// Empties a cache: by BuildKit, which leaves what builds use, where a daemon
+/// runs; whole, where none does.
+async fn prune(State(control): Shared, Segment(key): Segment<String>) -> Result<Json<Pruned>, Refusal> {
+    let (key, _) = control.find(&key)?;
+    let core = &control.core;
+    if let Some(_cache) = core.caches.try_take(key.as_str()) {
+        let removed = core.storage.remove(&core.common.layout.cache(key.as_str())).await;
+        removed.map_err(|error| Refusal::Failed(error.to_string()))?;
+        return Ok(Json(Pruned { bytes: None, removed: true }));
+    }
+    let daemon = core.common.client(key.as_str()).map_err(Refusal::Failed)?;
+    let pruned = daemon.prune(None, PRUNE).await.map_err(|error| Refusal::Failed(error.to_string()))?;
+    Ok(Json(Pruned { bytes: Some(pruned.bytes), removed: false }))
+}

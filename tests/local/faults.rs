@@ -1,0 +1,147 @@
+//! What can be wrong with a host, and what is said of it.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use bko_install::local::layout::Layout;
+use bko_install::local::store::Store;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+use crate::Machine;
+use crate::host::{Farm, Who, cached};
+
+const REPO: &str = "github.com/acme/shop";
+
+fn route(farm: &Farm) -> anyhow::Result<(u16, String)> {
+    farm.post("/route", &json!({"repo": REPO, "arch": "amd64"}))
+}
+
+pub(crate) async fn the_second_on_a_folder_is_told_who_has_it(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
+    let second = Farm::at(&machine.tools, Who::Root, &[], farm.state.clone())?;
+    let output = second.up_command().output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(5), "{output:?}");
+    ensure!(said.contains("another `bko-install up` runs on") && said.contains("hint: "), "{said}");
+    route(&farm).context("the first goes on")?;
+    std::mem::forget(second);
+    Ok(())
+}
+
+pub(crate) async fn a_taken_port_is_named_with_its_flag(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::new(&machine.tools, Who::Root, &[])?;
+    for (port, flag) in
+        [(farm.ports.gateway, "--listen"), (farm.ports.api, "--api-listen"), (farm.ports.admin, "--metrics-addr")]
+    {
+        let _taken = TcpListener::bind(("0.0.0.0", port))?;
+        let output = farm.up_command().output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && said.contains(flag) && said.contains("hint: another program"), "{said}");
+    }
+    // The daemons' port is bound by daemons only: a route is told.
+    let taken = TcpListener::bind(("0.0.0.0", farm.ports.daemon))?;
+    farm.start().await?;
+    let (status, said) = route(&farm)?;
+    ensure!(status == 503 && said.contains("address already in use"), "{status} {said}");
+    drop(taken);
+    farm.until("the daemon starts", Duration::from_secs(20), |farm| Ok(route(farm)?.0 == 200)).await
+}
+
+pub(crate) async fn a_daemon_that_cannot_start_is_told_with_its_last_word(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let folder = std::path::Path::new("/tmp/hostpath_pv/broken");
+    std::fs::create_dir_all(folder)?;
+    let script = "#!/bin/sh\ncase $1 in --version) echo buildkitd broken;; *) echo 'buildkitd: no such luck' >&2; exit 7;; esac\n";
+    std::fs::write(folder.join("buildkitd"), script)?;
+    std::fs::set_permissions(folder.join("buildkitd"), std::fs::Permissions::from_mode(0o755))?;
+    let farm = Farm::up(&machine.tools, Who::Root, &["--buildkit", "/tmp/hostpath_pv/broken"]).await?;
+    let (status, said) = route(&farm)?;
+    ensure!(status == 503 && said.contains("ended with exit code 7: buildkitd: no such luck"), "{status} {said}");
+    let begun = std::time::Instant::now();
+    ensure!(route(&farm)?.0 == 503 && begun.elapsed() < Duration::from_secs(5), "the next is told at once");
+    let missing = Farm::new(&machine.tools, Who::Root, &["--buildkit", "/nowhere"])?;
+    let output = missing.up_command().output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("\"/nowhere\" is no executable buildkitd") && said.contains("hint: "), "{said}");
+    Ok(())
+}
+
+pub(crate) async fn a_damaged_state_is_told_and_caches_are_found_again(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
+    let routed = farm.route(REPO)?;
+    farm.build(&routed.endpoint, "damaged").await?;
+    farm.complete(&routed)?;
+    farm.stop().await?;
+    let state = farm.state.join("state.redb");
+    std::fs::write(&state, "this is no state")?;
+    let output = farm.up_command().output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success() && said.contains("is damaged") && said.contains("hint: move it away"), "{said}");
+    std::fs::rename(&state, state.with_extension("redb.damaged"))?;
+    farm.start().await?;
+    let again = farm.route(REPO)?;
+    ensure!(again.endpoint == routed.endpoint);
+    ensure!(cached(&farm.build(&again.endpoint, "damaged").await?), "the cache is lost");
+    Ok(())
+}
+
+pub(crate) async fn a_full_disk_refuses_routes_and_loses_nothing(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let state = std::path::PathBuf::from("/tmp/hostpath_pv/small");
+    std::fs::create_dir_all(&state)?;
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(&state).status()?;
+    ensure!(mounted.success());
+    let mut farm = Farm::at(&machine.tools, Who::Root, &[], state.clone())?;
+    farm.start().await?;
+    let held = farm.route(REPO)?;
+    let filler = state.join("filler");
+    let _ = Command::new("dd").args(["if=/dev/zero", "bs=1M", &format!("of={}", filler.display())]).output()?;
+    let refused =
+        (0..2000).map(|_| route(&farm)).find(|answer| answer.as_ref().is_ok_and(|(status, _)| *status != 200));
+    let (status, said) = refused.context("no route was refused on a full disk")??;
+    ensure!(status == 503 && said.contains("No space left on device"), "{status} {said}");
+    std::fs::remove_file(&filler)?;
+    let after = farm.route(REPO)?;
+    farm.kill()?;
+    farm.start().await?;
+    for routed in [held, after] {
+        ensure!(farm.is_registered(&routed)?, "{routed:?} is lost");
+    }
+    Ok(())
+}
+
+/// What the state would say, had this host's clock been ahead by a day.
+fn be_ahead(farm: &Farm) -> anyhow::Result<()> {
+    let (mut store, records) = Store::open(&Layout::new(farm.state.clone())?)?;
+    let late = |time: &mut Timestamp| *time += SignedDuration::from_hours(24);
+    let mut changes = Vec::new();
+    for (key, record) in records {
+        let mut record = (*record).clone();
+        let status = record.project.status.as_mut().context("no status")?;
+        status.last_build_time.iter_mut().for_each(|time| late(&mut time.0));
+        status.inflight.iter_mut().for_each(|entry| late(&mut entry.since.0));
+        changes.push((key, Some(Arc::new(record))));
+    }
+    store.write(&changes)?;
+    Ok(store.fold()?)
+}
+
+pub(crate) async fn a_clock_that_was_put_back_is_told_and_keeps_no_daemon(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let flags = ["--idle-seconds=1", "--adaptive-idle-max-seconds=0", "--max-build-seconds=4"];
+    let mut farm = Farm::up(&machine.tools, Who::Root, &flags).await?;
+    let routed = farm.route(REPO)?;
+    farm.kill()?;
+    be_ahead(&farm)?;
+    farm.start().await?;
+    ensure!(farm.said().contains("clock was put back"), "{}", farm.said());
+    ensure!(farm.is_registered(&routed)?, "{routed:?} is lost");
+    // Neither its use nor a build that nobody releases lies a day ahead any more.
+    farm.route(REPO)?;
+    farm.kill()?;
+    be_ahead(&farm)?;
+    farm.start().await?;
+    farm.until("the daemon goes to zero", Duration::from_secs(30), |farm| Ok(farm.daemons().is_empty())).await
+}

@@ -12,7 +12,8 @@ endif
 
 # The simulation is optimised, and shares dependencies and library with the executable.
 STATIC := RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" cargo
-SIMULATE := $(STATIC) test --release --locked --target $(HOST)
+SIMULATED := test --release --locked --target $(HOST)
+SIMULATE := $(STATIC) $(SIMULATED)
 
 .PHONY: help tools build test test-full simulation demo demo-cluster bench lint format clean
 
@@ -36,15 +37,20 @@ build:
 	@mkdir -p $(TARGET_DIR)/release
 	@install -m 755 $(TARGET_DIR)/$(HOST)/release/bko-install $(EXECUTABLE)
 
-test: export BKO_REPEAT ?= tenth
-test: tools build
-	cargo test --locked
-	$(SIMULATE) --test simulation --test mutants
+# What is to be tested, and what tests it: two builds, each of which leaves a core idle for much of its time.
+.PHONY: compiled debug-tests release-tests
+compiled: tools
+	@$(MAKE) --no-print-directory --jobs=2 debug-tests release-tests
+debug-tests:
+	cargo test --locked --no-run
+release-tests: build
+	$(SIMULATE) --no-run --test simulation --test mutants
 
+test: export BKO_REPEAT ?= tenth
 test-full: export BKO_REPEAT = full
-test-full: tools build
-	cargo test --locked
-	$(SIMULATE) --test simulation --test mutants
+test test-full: compiled
+	@tests/run.sh $(TARGET_DIR)/simulation.log \
+	  RUSTFLAGS="$$RUSTFLAGS -C target-feature=+crt-static" cargo $(SIMULATED) --test simulation --test mutants
 
 # With SEED, one history is printed: of the product, or of a broken variant of it.
 simulation: export BKO_SEED = $(SEED)

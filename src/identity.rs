@@ -7,6 +7,7 @@
 //! keys and time are arguments.
 
 pub mod allowlist;
+pub mod authorities;
 pub mod claims;
 pub mod config;
 pub mod keys;

@@ -27,7 +27,7 @@ pub use fault::{Fault, Faults};
 pub use render::{certificates, common_labels, render};
 pub use template::{RenderError, Renderer};
 
-pub(crate) use yaml::{Document, describe, kind_of, parse_mapping};
+pub(crate) use yaml::{Document, describe, kind_of, parse_mapping, parse_value};
 
 /// `rc0` to `rc4`. A level is applied in parallel and waited for before the
 /// next one starts.

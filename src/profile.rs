@@ -5,7 +5,9 @@
 //! Pure; no IO.
 
 mod levels;
+mod nest;
 mod spec;
+pub(crate) mod strict;
 mod suggest;
 pub(crate) mod syntax;
 mod values;

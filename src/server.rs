@@ -46,7 +46,7 @@ use crate::runtime::shutdown::{Shutdown, on_signal};
 use crate::runtime::tls::TlsError;
 use crate::sni::{Domains, DomainsError};
 use api::Api;
-use relay::Relay;
+use relay::{Relay, Told};
 
 /// What a process can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -122,6 +122,9 @@ pub enum PlanError {
     /// The gateway's domains.
     #[error("--domain: {0}")]
     Domains(DomainsError),
+    /// The gateway's configuration.
+    #[error("--config")]
+    Config(#[source] ReloadError),
     /// Nothing would know of builds that nobody registered.
     #[error(
         "--companion-image: the role controller needs the image of the companion, which is this executable's own; \
@@ -151,9 +154,6 @@ pub enum ServerError {
     /// Signal handlers could not be installed.
     #[error("install signal handlers")]
     Signals(#[source] std::io::Error),
-    /// The gateway's configuration.
-    #[error("--config")]
-    Config(#[source] ReloadError),
     /// The routing API's certificate.
     #[error("--api-tls-cert, --api-tls-key")]
     Tls(#[source] TlsError),
@@ -168,7 +168,7 @@ pub struct Plan {
     args: ServerArgs,
     settings: Arc<Settings>,
     route: Option<router::Config>,
-    gateway: Option<Rules>,
+    gateway: Option<Told>,
 }
 
 /// Name of the leader's Lease: the reference's, so that an old and a new
@@ -184,7 +184,7 @@ impl TryFrom<ServerArgs> for Plan {
         if roles.contains(&Role::Controller) && args.farm.companion && args.farm.companion_image.is_empty() {
             return Err(PlanError::NoCompanionImage);
         }
-        let gateway = roles.contains(&Role::Gateway).then(|| rules(&args.gateway));
+        let gateway = roles.contains(&Role::Gateway).then(|| told(&args.gateway));
         Ok(Self {
             settings: Arc::new(Settings::try_from(&args.farm)?),
             route: route.transpose().map_err(PlanError::Route)?,
@@ -193,6 +193,10 @@ impl TryFrom<ServerArgs> for Plan {
             args,
         })
     }
+}
+
+fn told(args: &GatewayArgs) -> Result<Told, PlanError> {
+    Told::read(rules(args)?, args).map_err(PlanError::Config)
 }
 
 /// What the flags say; a file may say otherwise.

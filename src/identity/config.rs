@@ -126,6 +126,10 @@ impl Config {
 pub fn check_providers(list: &Value) -> Result<(), (usize, String)> {
     let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
     let read = |(index, item): (usize, &Value)| {
+        if item.get("caFile").is_some() {
+            let what = "caFile: nothing mounts such a file in a cluster; put the authority into oidc.caBundle";
+            return Err((index, what.to_owned()));
+        }
         serde_json::from_value::<RawProvider>(item.clone()).map_err(|error| (index, error.to_string()))
     };
     providers(items.iter().enumerate().map(read).collect::<Result<_, _>>()?).map(|_| ())

@@ -9,13 +9,13 @@ use axum::body::{Body, to_bytes};
 use hyper::client::conn::http1;
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::identity::authorities;
 use crate::identity::keys::{KeySet, ParseKeys};
 use crate::identity::url::{HttpsUrl, Issuer, ParseUrl};
 
@@ -206,11 +206,5 @@ impl Fetcher {
 
 fn add(roots: &mut RootCertStore, path: &Path) -> Result<(), RootsError> {
     let pem = std::fs::read(path).map_err(|source| RootsError::Read { path: path.to_owned(), source })?;
-    let none = || RootsError::None { path: path.to_owned() };
-    let mut found = false;
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        roots.add(certificate.map_err(|_| none())?).map_err(|_| none())?;
-        found = true;
-    }
-    if found { Ok(()) } else { Err(none()) }
+    authorities::add(roots, &pem).map_err(|_| RootsError::None { path: path.to_owned() })
 }

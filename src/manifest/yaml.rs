@@ -55,6 +55,15 @@ pub(crate) fn parse_mapping(place: &str, text: &str) -> Result<(Map<String, Valu
     }
 }
 
+/// One value on a command line or in a file. A key given twice is an error.
+pub(crate) fn parse_value(text: &str) -> Result<Value, String> {
+    let parsed: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+    to_json(parsed, &mut Vec::new()).map_err(|(path, message)| match path.is_empty() {
+        true => message,
+        false => format!("{}: {message}", path.join(".")),
+    })
+}
+
 /// What kind of value it is, for messages about a text that may be anything.
 pub(crate) fn kind_of(value: &Value) -> &'static str {
     match value {

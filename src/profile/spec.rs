@@ -2,15 +2,20 @@
 
 use std::fmt;
 
+use k8s_openapi::api::core::v1::Toleration;
+use k8s_openapi::api::networking::v1::NetworkPolicyEgressRule;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::families::build_farm::defaults::ProjectDefaults;
+use crate::families::build_farm::scheduling::Scheduling;
 use crate::identity::allowlist::Pattern;
+use crate::identity::authorities;
 use crate::identity::config::check_providers;
-use crate::manifest::describe;
+use crate::manifest::{describe, parse_value};
+use crate::runtime::network::{is_cidr, is_network};
 
-use super::syntax;
+use super::{strict, syntax};
 
 /// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -52,6 +57,18 @@ pub enum Format {
     Providers,
     /// A list of rules for new projects.
     Rules,
+    /// An address, or a network as `address/prefix`.
+    Network,
+    /// A network as `address/prefix`.
+    Cidr,
+    /// Certificates in PEM; nothing is none.
+    Authorities,
+    /// On which nodes daemons run.
+    Scheduling,
+    /// A list of tolerations of a pod.
+    Tolerations,
+    /// A list of egress rules, as in a NetworkPolicy.
+    Egress,
 }
 
 /// How one value is declared in a `component.yaml`.
@@ -92,7 +109,7 @@ impl ValueSpec {
     pub fn accept(&self, raw: &Value) -> Result<Value, String> {
         self.accept_as(self.kind, raw).map_err(|problem| match (self.secret, problem) {
             (true, _) => format!("want {}, found something else (the value is secret and not shown)", self.wanted()),
-            (false, Problem { wanted, found }) => format!("want {wanted}, found {found}"),
+            (false, Problem(message)) => message,
         })
     }
 
@@ -102,12 +119,15 @@ impl ValueSpec {
     /// What was wanted and what was found.
     pub fn read(&self, text: &str) -> Result<Value, String> {
         let raw = match self.kind {
+            Type::List | Type::Map if text.starts_with(['[', '{']) => {
+                parse_value(text).map_err(|error| format!("want {} in YAML: {error}", self.wanted()))?
+            }
             Type::Int => text.parse::<i64>().map_or_else(|_| text.into(), Value::from),
             Type::Bool => text.parse::<bool>().map_or_else(|_| text.into(), Value::from),
             Type::List if text.is_empty() => Value::Array(Vec::new()),
-            Type::List if !text.starts_with('[') => text.split(',').map(|item| self.read_item(item.trim())).collect(),
+            Type::List => text.split(',').map(|item| self.read_item(item.trim())).collect(),
             Type::Map if text.is_empty() => Value::Object(Map::new()),
-            Type::List | Type::Map => serde_yaml::from_str(text).unwrap_or_else(|_| text.into()),
+            Type::Map => parse_value(text).unwrap_or_else(|_| text.into()),
             _ => text.into(),
         };
         self.accept(&raw)
@@ -137,7 +157,7 @@ impl ValueSpec {
     }
 
     fn accept_as(&self, kind: Type, raw: &Value) -> Result<Value, Problem> {
-        let problem = || Problem { wanted: self.wanted_as(kind), found: describe(raw) };
+        let problem = || Problem::new(&self.wanted_as(kind), &describe(raw));
         if self.optional && raw == "" && kind == self.kind {
             return Ok(raw.clone());
         }
@@ -155,7 +175,12 @@ impl ValueSpec {
                     Some(Format::Label) => syntax::is_label(text),
                     Some(Format::Name) => syntax::is_host(text),
                     Some(Format::Pattern) => text.parse::<Pattern>().is_ok(),
-                    Some(Format::Providers | Format::Rules) => false,
+                    Some(Format::Network) => is_network(text),
+                    Some(Format::Cidr) => is_cidr(text),
+                    Some(Format::Authorities) if text.is_empty() || authorities::check(text).is_ok() => true,
+                    // A whole file: not for a message.
+                    Some(Format::Authorities) => return Err(Problem::new(&self.wanted(), "none")),
+                    Some(_) => false,
                 };
                 valid.then(|| raw.clone()).ok_or_else(problem)
             }
@@ -176,28 +201,39 @@ impl ValueSpec {
     }
 
     fn accept_list(&self, raw: &Value) -> Result<Value, Problem> {
-        let list = raw.as_array().ok_or_else(|| Problem { wanted: self.wanted(), found: describe(raw) })?;
+        let list = raw.as_array().ok_or_else(|| Problem::new(&self.wanted(), &describe(raw)))?;
         let item = |(position, item): (usize, &Value)| match self.items {
             Some(kind) => self.accept_as(kind, item).map_err(|problem| problem.at(&format!("item {position}"))),
             None => Ok(item.clone()),
         };
         let list = list.iter().enumerate().map(item).collect::<Result<Value, Problem>>()?;
-        if self.format == Some(Format::Providers) {
-            check_providers(&list).map_err(|(position, what)| Problem {
-                wanted: "identity providers".to_owned(),
-                found: format!("a wrong one as item {position}: {what}"),
-            })?;
-        }
-        if self.format == Some(Format::Rules) {
-            let rules = list.as_array().map(Vec::as_slice).unwrap_or_default();
-            ProjectDefaults::from_values(rules)
-                .map_err(|fault| Problem { wanted: "rules for new projects".to_owned(), found: fault.to_string() })?;
-        }
+        self.check_list(&list)?;
         Ok(list)
     }
 
+    /// A list with a parser of its own.
+    fn check_list(&self, list: &Value) -> Result<(), Problem> {
+        let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        match self.format {
+            Some(Format::Providers) => check_providers(list).map_err(|(position, what)| {
+                Problem::new("identity providers", &format!("a wrong one as item {position}: {what}"))
+            }),
+            Some(Format::Rules) => {
+                ProjectDefaults::from_values(items).map(drop).map_err(|fault| Problem(fault.to_string()))
+            }
+            Some(Format::Tolerations) => {
+                each(items, |item| strict::read::<Toleration>(item).map(drop)).map_err(Problem)
+            }
+            Some(Format::Egress) => each(items, egress).map_err(Problem),
+            _ => Ok(()),
+        }
+    }
+
     fn accept_map(&self, kind: Type, raw: &Value) -> Result<Value, Problem> {
-        let map = raw.as_object().ok_or_else(|| Problem { wanted: self.wanted_as(kind), found: describe(raw) })?;
+        let map = raw.as_object().ok_or_else(|| Problem::new(&self.wanted_as(kind), &describe(raw)))?;
+        if self.format == Some(Format::Scheduling) {
+            raw.to_string().parse::<Scheduling>().map_err(|error| Problem(error.to_string()))?;
+        }
         // Items of a list of maps are free in form.
         let items = if self.kind == Type::Map { self.items } else { None };
         let entry = |(name, item): (&String, &Value)| match items {
@@ -232,8 +268,10 @@ impl ValueSpec {
                 Some(Format::Label) => "a name of at most 63 of a-z, 0-9 and -",
                 Some(Format::Name) => "a name of a-z, 0-9, - and .",
                 Some(Format::Pattern) => "\"*\", \"host/owner/*\" or \"host/owner/repository\"",
-                Some(Format::Providers) => "an identity provider",
-                Some(Format::Rules) => "a rule",
+                Some(Format::Network) => "an address, or a network such as 10.0.0.0/8",
+                Some(Format::Cidr) => "a network such as 10.0.0.0/8",
+                Some(Format::Authorities) => "certificates in PEM, at least one, that can be used",
+                Some(_) => "a text of another form",
             },
             Type::Int => return format!("an integer{bounds}"),
             Type::Bool => "true or false",
@@ -267,14 +305,41 @@ impl fmt::Display for Type {
     }
 }
 
-struct Problem {
-    wanted: String,
-    found: String,
+/// A rule of a NetworkPolicy, and what of it the API server would refuse.
+fn egress(item: &Value) -> Result<(), String> {
+    let rule: NetworkPolicyEgressRule = strict::read(item)?;
+    for (at, port) in rule.ports.iter().flatten().enumerate() {
+        if let Some(other) = port.protocol.as_deref().filter(|name| !matches!(*name, "TCP" | "UDP" | "SCTP")) {
+            return Err(format!("ports[{at}].protocol: want TCP, UDP or SCTP, found {other:?}"));
+        }
+    }
+    for (at, block) in rule.to.iter().flatten().enumerate().filter_map(|(at, peer)| Some((at, peer.ip_block.as_ref()?)))
+    {
+        let networks = std::iter::once(&block.cidr).chain(block.except.iter().flatten());
+        if let Some(bad) = networks.into_iter().find(|network| !is_cidr(network)) {
+            return Err(format!("to[{at}].ipBlock: want networks such as 10.0.0.0/8, found {bad:?}"));
+        }
+    }
+    Ok(())
 }
 
+/// Every fault of a list.
+fn each(items: &[Value], check: impl Fn(&Value) -> Result<(), String>) -> Result<(), String> {
+    let fault = |(at, item): (usize, &Value)| check(item).err().map(|what| format!("item {at}: {what}"));
+    let faults: Vec<String> = items.iter().enumerate().filter_map(fault).collect();
+    if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+}
+
+/// What was wanted and what was found.
+struct Problem(String);
+
 impl Problem {
+    fn new(wanted: &str, found: &str) -> Self {
+        Self(format!("want {wanted}, found {found}"))
+    }
+
     fn at(self, place: &str) -> Self {
-        Self { found: format!("{} as {place}", self.found), ..self }
+        Self(format!("{} as {place}", self.0))
     }
 }
 
@@ -353,6 +418,57 @@ mod tests {
                 ),
             ),
             ("type: list, items: map, format: providers", json!([{"type": "github"}]), Ok(json!([{"type": "github"}]))),
+            (
+                "type: list, items: map, format: providers",
+                json!([{"type": "github", "caFile": "/ca.pem"}]),
+                Err("want identity providers, found a wrong one as item 0: caFile: nothing mounts such a file in a \
+                     cluster; put the authority into oidc.caBundle"),
+            ),
+            (
+                "type: list, items: string, format: network",
+                json!(["10.0.0.0/8", "::1"]),
+                Ok(json!(["10.0.0.0/8", "::1"])),
+            ),
+            (
+                "type: list, items: string, format: network",
+                json!(["10.0.0.1", "10.0.0.0/33"]),
+                Err("want an address, or a network such as 10.0.0.0/8, found \"10.0.0.0/33\" as item 1"),
+            ),
+            (
+                "type: list, items: string, format: cidr",
+                json!(["192.0.2.1"]),
+                Err("want a network such as 10.0.0.0/8, found \"192.0.2.1\" as item 0"),
+            ),
+            ("type: string, format: authorities", json!(""), Ok(json!(""))),
+            (
+                "type: string, format: authorities",
+                json!("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"),
+                Err("want certificates in PEM, at least one, that can be used, found none"),
+            ),
+            ("type: map, format: scheduling", json!({"pinArch": false}), Ok(json!({"pinArch": false}))),
+            (
+                "type: map, format: scheduling",
+                json!({"nodeSelector": {"a": 1}}),
+                Err("nodeSelector.a: want a string, found 1"),
+            ),
+            (
+                "type: list, items: map, format: tolerations",
+                json!([{"key": "a", "efect": "NoSchedule"}, {"operator": 1}]),
+                Err("item 0: efect: unknown field; item 1: operator: want a string, found 1"),
+            ),
+            (
+                "type: list, items: map, format: egress",
+                json!([
+                    {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 5000, "protocol": "TCP"}]},
+                    {"too": []},
+                    {"to": [{"ipBlock": {"cidr": "10.1.0.0"}}]},
+                    {"ports": [{"protocol": "tcp"}]},
+                    {"ports": [{"prt": 1}]},
+                ]),
+                Err("item 1: too: unknown field; item 2: to[0].ipBlock: want networks such as 10.0.0.0/8, found \
+                     \"10.1.0.0\"; item 3: ports[0].protocol: want TCP, UDP or SCTP, found \"tcp\"; item 4: \
+                     ports[0].prt: unknown field"),
+            ),
             ("type: map, items: string", json!({"a": true}), Err("want a string, found true as \"a\"")),
             ("type: map", json!({"a": {"b": [1]}}), Ok(json!({"a": {"b": [1]}}))),
             (
@@ -381,11 +497,14 @@ mod tests {
             ("type: list, items: host", "", json!([])),
             ("type: list, items: map", "[{a: 1}]", json!([{"a": 1}])),
             ("type: map", "{a: b}", json!({"a": "b"})),
+            ("type: map", "a: b", json!({"a": "b"})),
         ];
         for (yaml, text, expected) in table {
             assert_eq!(spec(yaml).read(text).as_ref(), Ok(expected), "{yaml} {text}");
         }
         assert_eq!(spec("type: bool").read("yes"), Err("want true or false, found \"yes\"".to_owned()));
         assert_eq!(spec("type: map").read("a"), Err("want a mapping, found \"a\"".to_owned()));
+        let twice = spec("type: list, items: map").read("[{a: 1, a: 2}]").unwrap_err();
+        assert!(twice.contains("duplicate entry with key \"a\""), "{twice}");
     }
 }

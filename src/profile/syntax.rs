@@ -25,6 +25,21 @@ pub(crate) fn is_quantity(text: &str) -> bool {
     digits && number.matches('.').count() <= 1 && (suffix.is_empty() || exponent || SUFFIXES.contains(&suffix))
 }
 
+/// What a quantity amounts to, for comparisons.
+pub(crate) fn amount(text: &str) -> Option<f64> {
+    if !is_quantity(text) {
+        return None;
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let power = |list: &[&str], base: f64| list.iter().position(|s| *s == suffix).map(|at| base.powi(at as i32));
+    let factor = power(&["", "k", "M", "G", "T", "P", "E"], 1e3)
+        .or_else(|| power(&["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"], 1024.0))
+        .or_else(|| power(&["", "m", "u", "n"], 1e-3))
+        .or_else(|| suffix.get(1..)?.parse().ok().map(|exponent: i32| 10_f64.powi(exponent)));
+    Some(number.parse::<f64>().ok()? * factor?)
+}
+
 /// A duration with units, in whole seconds.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     humantime::parse_duration(text).ok().filter(|duration| duration.subsec_nanos() == 0)
@@ -123,6 +138,10 @@ mod tests {
         for bad in ["", "-1", "Gi", "1gi", "1 Gi", "1.2.3", "1e", "0x1", "1Gi\n"] {
             assert!(!is_quantity(bad), "{bad}");
         }
+        for (less, more) in [("999m", "1"), ("1G", "1Gi"), ("1Mi", "1e7"), ("500n", "1u"), ("0.5Ki", "513")] {
+            assert!(amount(less) < amount(more), "{less} {more}");
+        }
+        assert_eq!((amount("1Gi"), amount("2e3"), amount("1 Gi")), (Some(1_073_741_824.0), Some(2000.0), None));
         assert_eq!(duration("1h 30m"), Some(Duration::from_secs(5400)));
         assert_eq!(duration("100ms"), None);
         assert_eq!(duration("-1s"), None);

@@ -8,8 +8,9 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use crate::manifest::fault::Fault;
-use crate::manifest::{Bundle, Document, kind_of, parse_mapping};
+use crate::manifest::{Bundle, Document, kind_of, parse_mapping, parse_value};
 
+use super::nest::nest;
 use super::suggest::did_you_mean;
 use super::{IMAGE, ValueSpec};
 
@@ -119,6 +120,8 @@ pub(super) struct Layers<'a> {
     default_image: &'a str,
     values: Values,
     faults: &'a mut Vec<Fault>,
+    /// Recorded overrides that this version cannot take, unless somebody gives them anew.
+    stale: BTreeMap<String, Fault>,
 }
 
 /// Whether a layer is an override that the record keeps.
@@ -144,7 +147,7 @@ impl<'a> Layers<'a> {
         };
         let entries = bundle.values.iter().map(entry).collect();
         let values = Values { entries, overrides: BTreeMap::new(), forgotten: Vec::new() };
-        Self { bundle, default_image, values, faults }
+        Self { bundle, default_image, values, faults, stale: BTreeMap::new() }
     }
 
     /// The `values` of a profile.
@@ -167,7 +170,7 @@ impl<'a> Layers<'a> {
                     Ok(value) => self.assign(name, value, Source::Recorded, Kept::Yes),
                     Err(problem) => {
                         let message = format!("value \"{name}\": {problem}; give it anew with --set");
-                        self.faults.push(Fault::of("recorded override", message));
+                        self.stale.insert(name.clone(), Fault::of("recorded override", message));
                     }
                 },
             }
@@ -192,7 +195,10 @@ impl<'a> Layers<'a> {
             return;
         };
         let (name, read) = match self.values.entries.get(name) {
-            Some(entry) => (name, entry.spec.read(text)),
+            Some(entry) => {
+                self.stale.remove(name);
+                (name, entry.spec.read(text))
+            }
             None => match self.map_entry(name, text) {
                 Some(found) => found,
                 None => {
@@ -212,6 +218,7 @@ impl<'a> Layers<'a> {
 
     pub(super) fn image(&mut self, image: &str) {
         let Some(entry) = self.values.entries.get(IMAGE) else { return };
+        self.stale.remove(IMAGE);
         match entry.spec.accept(&image.into()) {
             Ok(value) => self.assign(IMAGE, value, Source::Argument("--image"), Kept::Yes),
             Err(problem) => self.faults.push(Fault::of("--image", problem)),
@@ -219,6 +226,7 @@ impl<'a> Layers<'a> {
     }
 
     pub(super) fn finish(mut self) -> Values {
+        self.faults.extend(self.stale.into_values());
         if let Some(entry) = self.values.entries.get_mut(IMAGE)
             && entry.value == ""
         {
@@ -240,6 +248,9 @@ impl<'a> Layers<'a> {
                         self.faults.push(Fault::at(reading.place, line, message));
                     }
                     Ok(value) => {
+                        if reading.kept == Kept::Yes {
+                            self.stale.remove(&name);
+                        }
                         let source = Source::File { path: reading.place.to_owned(), line };
                         self.assign(&name, value, source, reading.kept);
                         reading.given.insert(name, line);
@@ -271,6 +282,7 @@ impl<'a> Layers<'a> {
     }
 
     /// `--set server.nodeSelector.disk=ssd`: one entry of a map, the others stay.
+    /// Keys of texts may have dots; in a map that is free in form, dots nest.
     fn map_entry<'n>(&self, name: &'n str, text: &str) -> Option<(&'n str, Result<Value, String>)> {
         let split = name.match_indices('.').rev().map(|(at, _)| (&name[..at], &name[at + 1..]));
         let mut maps = split.filter_map(|(group, key)| {
@@ -278,8 +290,15 @@ impl<'a> Layers<'a> {
             entry.value.as_object().map(|map| (group, key, map.clone(), &entry.spec))
         });
         let (group, key, mut map, spec) = maps.next()?;
-        map.insert(key.to_owned(), spec.read_item(text));
-        Some((group, spec.accept(&Value::Object(map))))
+        let put = match spec.items {
+            Some(_) => {
+                map.insert(key.to_owned(), spec.read_item(text));
+                Ok(())
+            }
+            None if text.is_empty() => nest(&mut map, key, "".into()),
+            None => parse_value(text).and_then(|value| nest(&mut map, key, value)),
+        };
+        Some((group, put.and_then(|()| spec.accept(&Value::Object(map)))))
     }
 
     fn members<'n>(&'n self, group: &'n str) -> impl Iterator<Item = &'n str> {

@@ -18,6 +18,22 @@ struct Network {
 #[error("\"{0}\" is not a network: want an address such as 10.0.0.1, or address/prefix such as 10.0.0.0/8")]
 pub struct ParseNetwork(String);
 
+/// Digits alone: no sign.
+fn whole(text: &str) -> Option<u8> {
+    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+/// Whether a text is one network.
+pub fn is_network(text: &str) -> bool {
+    text.parse::<Network>().is_ok()
+}
+
+/// Whether a text is `address/prefix`, as Kubernetes wants it.
+pub fn is_cidr(text: &str) -> bool {
+    let padded = |prefix: &str| prefix.len() > 1 && prefix.starts_with('0');
+    text.split_once('/').is_some_and(|(_, prefix)| !padded(prefix)) && is_network(text)
+}
+
 impl FromStr for Network {
     type Err = ParseNetwork;
 
@@ -29,7 +45,7 @@ impl FromStr for Network {
             };
             let address: IpAddr = address.parse().ok()?;
             let most = if address.is_ipv4() { 32 } else { 128 };
-            let prefix = prefix.map_or(Some(most), |p| p.parse().ok())?;
+            let prefix = prefix.map_or(Some(most), whole)?;
             (prefix <= most).then_some(Self { address, prefix })
         };
         parse().ok_or_else(|| ParseNetwork(s.to_owned()))
@@ -90,8 +106,14 @@ mod tests {
     }
 
     #[test]
+    fn kubernetes_wants_a_prefix() {
+        assert!(is_cidr("10.0.0.0/8") && is_cidr("2001:db8::/32") && is_network("192.0.2.1"));
+        assert!(!is_cidr("192.0.2.1") && !is_cidr("10.0.0.0/08") && !is_cidr("10.0.0.0/8,192.0.2.0/24"));
+    }
+
+    #[test]
     fn what_is_no_network_is_named() {
-        for bad in ["10.0.0.0/33", "::/129", "10.0.0/8", "host", "10.0.0.0/", "/8", "10.0.0.0/-1"] {
+        for bad in ["10.0.0.0/33", "::/129", "10.0.0/8", "host", "10.0.0.0/", "/8", "10.0.0.0/-1", "10.0.0.0/+8"] {
             assert_eq!(bad.parse::<Networks>(), Err(ParseNetwork(bad.to_owned())));
         }
     }

@@ -16,7 +16,7 @@ use crate::families::build_farm::servers::Servers;
 use crate::families::build_farm::wake;
 use crate::families::build_farm::writer::Writer;
 use crate::gateway::directory::Directory;
-use crate::gateway::reload;
+use crate::gateway::reload::{self, ReloadError};
 use crate::gateway::rules::Rules;
 use crate::gateway::wake::Ask;
 use crate::gateway::{self, Links, args::GatewayArgs};
@@ -30,14 +30,27 @@ pub(super) struct Relay {
     file: Option<(Rules, PathBuf, String, watch::Sender<Rules>)>,
 }
 
+/// What the gateway is told: by its flags, and by a file that was read.
+pub(super) struct Told {
+    flags: Rules,
+    file: Option<(PathBuf, Rules, String)>,
+}
+
+impl Told {
+    pub(super) fn read(flags: Rules, args: &GatewayArgs) -> Result<Self, ReloadError> {
+        let read = |path: &PathBuf| reload::read(&flags, path).map(|(rules, text)| (path.clone(), rules, text));
+        let file = args.config.as_ref().map(read).transpose()?;
+        Ok(Self { flags, file })
+    }
+}
+
 impl Relay {
-    pub(super) fn bind(flags: Rules, args: &GatewayArgs) -> Result<Self, ServerError> {
+    pub(super) fn bind(Told { flags, file }: Told, args: &GatewayArgs) -> Result<Self, ServerError> {
         let listener = listen(args.listen, "--listen")?;
-        let (rules, file) = match &args.config {
-            Some(path) => {
-                let (rules, text) = reload::read(&flags, path).map_err(ServerError::Config)?;
+        let (rules, file) = match file {
+            Some((path, rules, text)) => {
                 let (sender, rules) = watch::channel(rules);
-                (rules, Some((flags, path.clone(), text, sender)))
+                (rules, Some((flags, path, text, sender)))
             }
             None => (flags.fixed(), None),
         };

@@ -4,12 +4,14 @@
 use glob::{MatchOptions, Pattern as Glob};
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::api::{S3CachePolicy, Tier};
 use crate::identity::allowlist::{Allowlist, Pattern};
 use crate::key::{Arch, Project};
-use crate::profile::syntax::is_quantity;
+use crate::manifest::{describe, parse_value};
+use crate::profile::strict;
+use crate::profile::syntax::{amount, is_quantity};
 
 /// Rules, of which the first that matches a new project counts, alone.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,95 +40,64 @@ pub struct Seed {
     pub resources: ResourceRequirements,
 }
 
-/// Which rule is wrong, and what is wrong with it.
+/// What is wrong with rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DefaultsFault {
+    /// It cannot be read.
+    #[error("want rules in YAML: {0}")]
+    Syntax(String),
     /// It is no list of rules.
     #[error("want a list of rules, or a mapping with the one field rules: {0}")]
     Shape(String),
-    /// A rule is wrong.
-    #[error("rules[{index}].{what}")]
-    Rule {
-        /// Counted from 0.
-        index: usize,
-        /// Its field, what it may be, and what was found.
-        what: String,
-    },
+    /// Rules are wrong: every fault.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Rules(Vec<RuleFault>),
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    rules: Vec<Value>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct RawRule {
-    #[serde(default, rename = "match")]
-    matches: RawMatch,
-    #[serde(default)]
-    tier: String,
-    #[serde(default)]
-    idle_timeout_sec: i64,
-    #[serde(default)]
-    cache_volume_gi: i64,
-    #[serde(default)]
-    s3_cache: String,
-    #[serde(default)]
-    resources: ResourceRequirements,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawMatch {
-    #[serde(default)]
-    repo: OneOrMore,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    arch: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum OneOrMore {
-    One(String),
-    More(Vec<String>),
-}
-
-impl Default for OneOrMore {
-    fn default() -> Self {
-        Self::More(Vec::new())
-    }
+/// Which field of which rule is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rules[{index}]{}{field}: {what}", if field.is_empty() { "" } else { "." })]
+pub struct RuleFault {
+    /// The rule, counted from 0.
+    pub index: usize,
+    /// Its field; empty for the rule as a whole.
+    pub field: String,
+    /// What it may be, and what was found.
+    pub what: String,
 }
 
 impl ProjectDefaults {
     /// Reads rules in YAML, of which JSON is a part. Nothing makes no rules.
     ///
     /// # Errors
-    /// The first fault.
+    /// Every fault.
     pub fn read(text: &str) -> Result<Self, DefaultsFault> {
-        let shape = |error: &dyn std::fmt::Display| DefaultsFault::Shape(error.to_string());
-        let raw: Option<Value> = serde_yaml::from_str(text).map_err(|error| shape(&error))?;
-        match raw {
-            None => Ok(Self::default()),
-            Some(Value::Array(rules)) => Self::from_values(&rules),
-            Some(file) => {
-                let file: File = serde_json::from_value(file).map_err(|error| shape(&error))?;
-                Self::from_values(&file.rules)
-            }
+        let shape = |what: String| Err(DefaultsFault::Shape(what));
+        match parse_value(text).map_err(DefaultsFault::Syntax)? {
+            Value::Null => Ok(Self::default()),
+            Value::Array(rules) => Self::from_values(&rules),
+            Value::Object(file) => match (file.keys().find(|key| *key != "rules"), file.get("rules")) {
+                (Some(other), _) => shape(format!("unknown field {other:?}")),
+                (None, None) => Ok(Self::default()),
+                (None, Some(Value::Array(rules))) => Self::from_values(rules),
+                (None, Some(other)) => shape(format!("rules: want a list, found {}", describe(other))),
+            },
+            other => shape(format!("found {}", describe(&other))),
         }
     }
 
     /// Checks rules as they stand among an installer's values.
     ///
     /// # Errors
-    /// The first fault.
+    /// Every fault.
     pub fn from_values(rules: &[Value]) -> Result<Self, DefaultsFault> {
-        let read = |(index, raw): (usize, &Value)| rule(raw).map_err(|what| DefaultsFault::Rule { index, what });
-        rules.iter().enumerate().map(read).collect::<Result<_, _>>().map(Self)
+        let mut faults = Vec::new();
+        let read = |(index, raw): (usize, &Value)| {
+            let mut reader = Reader { index, faults: &mut faults };
+            rule(raw, &mut reader)
+        };
+        let rules = rules.iter().enumerate().map(read).collect();
+        if faults.is_empty() { Ok(Self(rules)) } else { Err(DefaultsFault::Rules(faults)) }
     }
 
     /// What a new project begins with. A fork lives by its own rules, so that no
@@ -146,63 +117,140 @@ impl Rule {
     }
 }
 
-fn rule(raw: &Value) -> Result<Rule, String> {
-    let raw: RawRule = serde_json::from_value(raw.clone()).map_err(|error| format!("{error}"))?;
-    let RawRule { matches, tier, idle_timeout_sec, cache_volume_gi, s3_cache, resources } = raw;
-    let repos = match matches.repo {
-        OneOrMore::One(repo) if repo.is_empty() => Vec::new(),
-        OneOrMore::One(repo) => vec![repo],
-        OneOrMore::More(repos) => repos,
-    };
-    let repos = repos.iter().map(|repo| repo.parse::<Pattern>()).collect::<Result<Vec<_>, _>>();
-    Ok(Rule {
-        repo: Allowlist::new(repos.map_err(|error| format!("match.repo: {error}"))?),
-        name: glob(&matches.name)?,
-        arch: word("match.arch", &matches.arch, "amd64 or arm64")?,
+/// Gathers what is wrong with one rule.
+struct Reader<'a> {
+    index: usize,
+    faults: &'a mut Vec<RuleFault>,
+}
+
+impl Reader<'_> {
+    fn fault(&mut self, field: &str, what: String) {
+        self.faults.push(RuleFault { index: self.index, field: field.to_owned(), what });
+    }
+
+    /// What was read, or a fault of a field.
+    fn take<T: Default>(&mut self, field: &str, read: Result<T, String>) -> T {
+        read.unwrap_or_else(|what| {
+            self.fault(field, what);
+            T::default()
+        })
+    }
+
+    /// The fields of a mapping, which has no others.
+    fn fields<'a>(&mut self, at: &str, raw: Option<&'a Value>, known: &[&str]) -> Fields<'a> {
+        let Some(raw) = raw else { return Fields(None) };
+        let wanted = known.join(", ");
+        let Some(map) = raw.as_object() else {
+            self.fault(at, format!("want a mapping of {wanted}, found {}", describe(raw)));
+            return Fields(None);
+        };
+        for other in map.keys().filter(|key| !known.contains(&key.as_str())) {
+            let field = if at.is_empty() { other.clone() } else { format!("{at}.{other}") };
+            self.fault(&field, format!("unknown field, want some of {wanted}"));
+        }
+        Fields(Some(map))
+    }
+}
+
+struct Fields<'a>(Option<&'a Map<String, Value>>);
+
+impl<'a> Fields<'a> {
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.0?.get(name)
+    }
+}
+
+fn rule(raw: &Value, reader: &mut Reader<'_>) -> Rule {
+    const KNOWN: [&str; 6] = ["match", "tier", "idleTimeoutSec", "cacheVolumeGi", "s3Cache", "resources"];
+    let fields = reader.fields("", Some(raw), &KNOWN);
+    let matches = reader.fields("match", fields.get("match"), &["repo", "name", "arch"]);
+    let resources = fields.get("resources").map_or_else(|| Ok(ResourceRequirements::default()), resources);
+    Rule {
+        repo: reader.take("match.repo", repos(matches.get("repo"))),
+        name: reader.take("match.name", glob(matches.get("name"))),
+        arch: reader.take("match.arch", word(matches.get("arch"), "amd64 or arm64")),
         seed: Seed {
-            tier: word("tier", &tier, "hot or warm")?,
-            idle_timeout_sec: number("idleTimeoutSec", idle_timeout_sec, i32::MAX)?,
-            cache_volume_gi: number("cacheVolumeGi", cache_volume_gi, 65_536)?,
-            s3_cache: word("s3Cache", &s3_cache, "cadence, always or never")?,
-            resources: quantities(resources)?,
+            tier: reader.take("tier", word(fields.get("tier"), "hot or warm")),
+            idle_timeout_sec: reader.take("idleTimeoutSec", number(fields.get("idleTimeoutSec"), i32::MAX)),
+            cache_volume_gi: reader.take("cacheVolumeGi", number(fields.get("cacheVolumeGi"), 65_536)),
+            s3_cache: reader.take("s3Cache", word(fields.get("s3Cache"), "cadence, always or never")),
+            resources: resources.unwrap_or_else(|(field, what)| {
+                reader.fault(&format!("resources{field}"), what);
+                ResourceRequirements::default()
+            }),
         },
-    })
+    }
+}
+
+/// One pattern, or a list of them.
+fn repos(raw: Option<&Value>) -> Result<Allowlist, String> {
+    let wanted = |found: &Value| format!("want a repository or a list of them, found {}", describe(found));
+    let patterns = match raw {
+        None => return Ok(Allowlist::default()),
+        Some(Value::String(text)) if text.is_empty() => return Ok(Allowlist::default()),
+        Some(Value::Array(list)) => list.as_slice(),
+        Some(one) => std::slice::from_ref(one),
+    };
+    let read = |raw: &Value| {
+        let text = raw.as_str().ok_or_else(|| wanted(raw))?;
+        text.parse::<Pattern>().map_err(|error| error.to_string())
+    };
+    patterns.iter().map(read).collect::<Result<_, _>>().map(Allowlist::new)
 }
 
 /// A pattern of shells; `[^a]` as Go writes it is `[!a]` here.
-fn glob(text: &str) -> Result<Option<Glob>, String> {
-    if text.is_empty() {
-        return Ok(None);
-    }
+fn glob(raw: Option<&Value>) -> Result<Option<Glob>, String> {
+    let text = match raw {
+        None => return Ok(None),
+        Some(Value::String(text)) if text.is_empty() => return Ok(None),
+        Some(Value::String(text)) => text,
+        Some(other) => return Err(format!("want a pattern of *, ? and [a-z], found {}", describe(other))),
+    };
     if text.contains('\\') || text.contains("**") {
-        return Err(format!("match.name: want a pattern of *, ? and [a-z], found {text:?}; a star itself is [*]"));
+        return Err(format!("want a pattern of *, ? and [a-z], found {text:?}; a star itself is [*]"));
     }
     let pattern = Glob::new(&text.to_lowercase().replace("[^", "[!"));
-    pattern.map(Some).map_err(|error| format!("match.name: {text:?}: {}, at character {}", error.msg, error.pos))
+    pattern.map(Some).map_err(|error| format!("{text:?}: {}, at character {}", error.msg, error.pos))
 }
 
 /// One of an enumeration's words; empty is none.
-fn word<T: for<'a> Deserialize<'a>>(field: &str, text: &str, wanted: &str) -> Result<Option<T>, String> {
-    if text.is_empty() {
-        return Ok(None);
+fn word<T: for<'a> Deserialize<'a>>(raw: Option<&Value>, wanted: &str) -> Result<Option<T>, String> {
+    let wrong = |found: &Value| format!("want {wanted}, found {}", describe(found));
+    match raw {
+        None => Ok(None),
+        Some(Value::String(text)) if text.is_empty() => Ok(None),
+        Some(raw @ Value::String(_)) => serde_json::from_value(raw.clone()).map(Some).map_err(|_| wrong(raw)),
+        Some(other) => Err(wrong(other)),
     }
-    let parsed = serde_json::from_value(Value::from(text));
-    parsed.map(Some).map_err(|_| format!("{field}: want {wanted}, found {text:?}"))
 }
 
 /// Zero is none.
-fn number(field: &str, value: i64, most: i32) -> Result<Option<i32>, String> {
-    match i32::try_from(value) {
-        Ok(0) => Ok(None),
-        Ok(value) if (1..=most).contains(&value) => Ok(Some(value)),
-        _ => Err(format!("{field}: want a number from 1 to {most}, or 0 for the usual, found {value}")),
+fn number(raw: Option<&Value>, most: i32) -> Result<Option<i32>, String> {
+    let Some(raw) = raw else { return Ok(None) };
+    match raw.as_i64().map(i32::try_from) {
+        Some(Ok(0)) => Ok(None),
+        Some(Ok(value)) if (1..=most).contains(&value) => Ok(Some(value)),
+        _ => Err(format!("want a number from 1 to {most}, or 0 for the usual, found {}", describe(raw))),
     }
 }
 
-fn quantities(resources: ResourceRequirements) -> Result<ResourceRequirements, String> {
+/// Requests and limits that a pod may have, or the field that is wrong.
+fn resources(raw: &Value) -> Result<ResourceRequirements, (String, String)> {
+    let resources: ResourceRequirements = strict::read(raw).map_err(|said| match said.split_once(": ") {
+        Some((field, what)) if !field.contains(' ') => (format!(".{field}"), what.to_owned()),
+        _ => (String::new(), said),
+    })?;
     for (field, map) in [("requests", &resources.requests), ("limits", &resources.limits)] {
         if let Some((name, bad)) = map.iter().flatten().find(|(_, quantity)| !is_quantity(&quantity.0)) {
-            return Err(format!("resources.{field}.{name}: want a quantity such as 500m or 2Gi, found {:?}", bad.0));
+            let what = format!("want a quantity such as 500m or 2Gi, found {:?}", bad.0);
+            return Err((format!(".{field}.{name}"), what));
+        }
+    }
+    for (name, limit) in resources.limits.iter().flatten() {
+        let Some(request) = resources.requests.as_ref().and_then(|requests| requests.get(name)) else { continue };
+        if amount(&limit.0) < amount(&request.0) {
+            let what = format!("want no less than the request, which is {:?}, found {:?}", request.0, limit.0);
+            return Err((format!(".limits.{name}"), what));
         }
     }
     Ok(resources)
@@ -295,7 +343,29 @@ rules:
             ("- idleTimeoutSec: -1", "rules[0].idleTimeoutSec: want a number from 1 to 2147483647"),
             ("- cacheVolumeGi: 65537", "rules[0].cacheVolumeGi: want a number from 1 to 65536"),
             ("- resources: {limits: {memory: lots}}", "rules[0].resources.limits.memory: want a quantity"),
-            ("- teir: hot", "unknown field `teir`"),
+            ("- teir: hot", "rules[0].teir: unknown field, want some of match, tier"),
+            ("- match: {rpo: '*'}", "rules[0].match.rpo: unknown field, want some of repo, name, arch"),
+            ("- {tier: hot, tier: warm}", "want rules in YAML: [0]: duplicate entry with key \"tier\" at line 1"),
+            ("rules:\n- {}\n- {tier: hot, tier: warm}", "rules[1]: duplicate entry with key \"tier\" at line 3"),
+            ("- resources: {reqests: {cpu: '1'}}", "rules[0].resources.reqests: unknown field"),
+            ("- resources: {requests: {cpu: 2}}", "rules[0].resources.requests.cpu: want a text with a quantity"),
+            ("- resources: 5", "rules[0].resources: want a mapping, found 5"),
+            (
+                "- resources: {requests: {memory: 4Gi}, limits: {memory: 4G}}",
+                "rules[0].resources.limits.memory: want no less than the request, which is \"4Gi\", found \"4G\"",
+            ),
+            (
+                "- cacheVolumeGi: lots",
+                "rules[0].cacheVolumeGi: want a number from 1 to 65536, or 0 for the usual, found \"lots\"",
+            ),
+            ("- tier:", "rules[0].tier: want hot or warm, found null"),
+            ("- match: {repo: [5]}", "rules[0].match.repo: want a repository or a list of them, found 5"),
+            ("- hot", "rules[0]: want a mapping of match, tier"),
+            (
+                "- tier: cold\n- {}\n- {tier: hot, s3Cache: 1}",
+                "found \"cold\"; rules[2].s3Cache: want cadence, always or never, found 1",
+            ),
+            ("rule: []", "one field rules: unknown field \"rule\""),
         ] {
             let error = ProjectDefaults::read(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");

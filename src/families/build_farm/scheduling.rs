@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use k8s_openapi::api::core::v1::{Affinity, Toleration};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::key::Arch;
+use crate::profile::strict;
 
 /// Placement of all daemons.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scheduling {
     /// Labels that a node must have.
@@ -44,11 +46,30 @@ impl Scheduling {
     }
 }
 
+/// Why a text says nothing of nodes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseScheduling {
+    /// It is no JSON.
+    #[error("want a JSON object: {0}")]
+    Json(String),
+    /// A field is wrong.
+    #[error("{0}")]
+    Field(String),
+}
+
 impl FromStr for Scheduling {
-    type Err = serde_json::Error;
+    type Err = ParseScheduling;
 
     fn from_str(json: &str) -> Result<Self, Self::Err> {
-        if json.trim().is_empty() { Ok(Self::default()) } else { serde_json::from_str(json) }
+        if json.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        let syntax = |error: serde_json::Error| ParseScheduling::Json(error.to_string());
+        let raw: Value = serde_json::from_str(json).map_err(syntax)?;
+        let asked = strict::read(&raw).map_err(ParseScheduling::Field)?;
+        // Of two fields of one name, the first is gone by now.
+        serde_json::from_str::<Self>(json).map_err(syntax)?;
+        Ok(asked)
     }
 }
 
@@ -71,5 +92,21 @@ mod tests {
     fn a_misspelt_field_is_refused() {
         let error = r#"{"nodeselector": {}}"#.parse::<Scheduling>().unwrap_err().to_string();
         assert!(error.contains("nodeselector") && error.contains("nodeSelector"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_field_is_named_however_deep() {
+        for (json, want) in [
+            ("{", "want a JSON object: EOF"),
+            ("[]", "want a mapping, found a list"),
+            (r#"{"pinArch": true, "pinArch": false}"#, "duplicate field `pinArch`"),
+            (r#"{"pinArch": "false"}"#, "pinArch: want true or false, found \"false\""),
+            (r#"{"nodeSelector": {"gpu": true}}"#, "nodeSelector.gpu: want a string, found true"),
+            (r#"{"tolerations": [{"kee": "a"}]}"#, "tolerations[0].kee: unknown field"),
+            (r#"{"affinity": {"nodeAfinity": {}}}"#, "affinity.nodeAfinity: unknown field"),
+        ] {
+            let error = json.parse::<Scheduling>().unwrap_err().to_string();
+            assert!(error.contains(want), "{json}: {error}");
+        }
     }
 }

@@ -223,6 +223,25 @@ fn a_wrong_file_is_not_quoted() {
     }
 }
 
+#[test]
+fn the_gateways_file_is_checked_before_a_cluster_is_asked() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    for (text, want) in
+        [("limit: {}", "unknown field `limit`"), ("proxyFrom: [x]", "proxyFrom: \"x\" is not a network")]
+    {
+        std::fs::write(path, text).unwrap();
+        let args = ["server", "--roles=gateway", "--domain=a.test", "--kubeconfig=/nowhere/config", "--config", path];
+        let output = run(&args);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.starts_with("error: --config\n") && said.contains(path) && said.contains(want), "{said}");
+    }
+    let output =
+        run(&["server", "--roles=gateway", "--domain=a.test", "--kubeconfig=/nowhere/config", "--config=/nowhere/x"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
 /// The executable behind `bash -c`, with `$BKO` for its path.
 fn bash(script: &str) -> Option<Output> {
     match Command::new("bash").args(["-c", script]).env("BKO", env!("CARGO_BIN_EXE_bko-install")).output() {

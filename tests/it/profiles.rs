@@ -27,6 +27,7 @@ fn small() -> Bundle {
             "description: The web\nneeds: [base]\nvalues:\n  \
              web.replicas: {type: int, min: 1, default: 2, description: How many}\n  \
              web.labels: {type: map, items: string, default: {}, description: Labels}\n  \
+             web.free: {type: map, default: {}, description: Free}\n  \
              web.hosts: {type: list, items: host, default: [], description: Hosts}\n",
         ),
         ("profiles/default.yaml", "description: All\nrunlevels:\n  rc0: [base]\n  rc3: [web]\n"),
@@ -193,6 +194,48 @@ fn set_takes_single_entries_of_a_map() {
         ..request("default")
     });
     assert_eq!(values.get("web.labels").unwrap(), &json!({"a": "b", "example.com/c": "d=e"}));
+}
+
+#[test]
+fn dots_nest_below_a_map_that_is_free_in_form() {
+    let values = values(&Request {
+        set: [
+            "web.free.a.disk=ssd",
+            "web.free.a.gpu=\"true\"",
+            "web.free.pin=false",
+            "web.free.a.x\\.y/z=1",
+            "web.free.b=[1]",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
+        ..request("default")
+    });
+    assert_eq!(
+        values.get("web.free").unwrap(),
+        &json!({"a": {"disk": "ssd", "gpu": "true", "x.y/z": 1}, "pin": false, "b": [1]})
+    );
+    for (set, want) in [
+        ("web.free.a..b=1", "\"a..b\" has an empty key"),
+        ("web.free.pin.x=1", "\"pin\" of \"pin.x\" is false, no mapping"),
+        ("web.free.a={x: 1, x: 2}", "duplicate entry with key \"x\""),
+    ] {
+        let set = vec!["web.free.pin=false".to_owned(), set.to_owned()];
+        let found = faults(&Request { set, ..request("default") });
+        assert!(found.len() == 1 && found[0].contains(want), "{found:?}");
+    }
+}
+
+#[test]
+fn a_recorded_override_that_is_wrong_by_now_can_be_given_anew() {
+    let recorded = BTreeMap::from([("web.replicas".into(), json!(0)), ("web.free".into(), json!("no map"))]);
+    let mut request = Request { recorded, ..request("default") };
+    assert_eq!(faults(&request).len(), 2);
+    // One entry is not the whole value.
+    request.set = vec!["web.replicas=3".into(), "web.free.a=1".into()];
+    assert_eq!(faults(&request).len(), 1);
+    request.files = vec![("v.yaml".into(), "web.free: {}\n".into())];
+    let values = values(&request);
+    assert_eq!((values.get("web.replicas"), values.get("web.free")), (Some(&json!(3)), Some(&json!({"a": 1}))));
 }
 
 #[test]

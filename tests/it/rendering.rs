@@ -168,6 +168,62 @@ fn identities(set: &[&str]) -> (serde_json::Value, Option<serde_json::Value>) {
     (find("Deployment", "buildkit-operator-buildd").unwrap().body["spec"]["template"].clone(), file)
 }
 
+fn authority() -> String {
+    rcgen::generate_simple_self_signed(["ca.example.com".to_owned()]).unwrap().cert.pem()
+}
+
+#[test]
+fn what_would_stop_a_pod_later_is_refused_now() {
+    for (set, want) in [
+        ("daemon.scheduling={nodeSelectr: {}}", "nodeSelectr: unknown field, want one of nodeSelector, tolerations"),
+        ("daemon.scheduling.pinArch=maybe", "pinArch: want true or false, found \"maybe\""),
+        ("daemon.scheduling.nodeSelector.gpu=true", "nodeSelector.gpu: want a string, found true"),
+        ("daemon.scheduling.tolerations=[{kee: a}]", "tolerations[0].kee: unknown field"),
+        (
+            "api.trustedProxies=10.0.0.0/33",
+            "an address, or a network such as 10.0.0.0/8, found \"10.0.0.0/33\" as item 0",
+        ),
+        ("gateway.proxyFrom=10.0.0.1,balancer", "found \"balancer\" as item 1"),
+        (
+            "gateway.service.loadBalancerSourceRanges=192.0.2.1",
+            "want a network such as 10.0.0.0/8, found \"192.0.2.1\"",
+        ),
+        ("server.service.loadBalancerSourceRanges=192.0.2.0/40", "found \"192.0.2.0/40\" as item 0"),
+        ("server.tolerations=[{efect: NoSchedule}]", "item 0: efect: unknown field"),
+        ("gateway.tolerations=[{key: 1}]", "item 0: key: want a string, found 1"),
+        ("oidc.caBundle=/etc/ssl/ca.pem", "want certificates in PEM, at least one, that can be used, found none"),
+        ("oidc.providers=[{type: github, caFile: /ca.pem}]", "item 0: caFile: nothing mounts such a file"),
+        ("oidc.repoAllowlist=github.com/acme/*", "oidc.repoAllowlist restricts the identities of oidc.providers"),
+        ("networkPolicy.extraEgress=[{}, {too: []}]", "item 1: too: unknown field"),
+        ("networkPolicy.extraEgress=[{to: [{ipBlock: {cidr: 10.0.0.1}}]}]", "item 0: to[0].ipBlock: want networks"),
+        ("projects.defaults=[{tier: hot, tier: warm}]", "duplicate entry with key \"tier\""),
+        ("projects.defaults=[{teir: hot}, {tier: 1}]", "rules[0].teir: unknown field, want some of match, tier"),
+        ("projects.defaults=[{teir: hot}, {tier: 1}]", "; rules[1].tier: want hot or warm, found 1"),
+    ] {
+        let found = embedded("default", &[set]).unwrap_err().to_string();
+        let name = set.split(['=', '[']).next().unwrap();
+        assert!(found.contains(want), "{set}: {found}");
+        let of = name.split_once("scheduling").map_or(name, |(before, _)| before);
+        assert!(found.contains(of), "{set}: {found}");
+    }
+    let bundle = format!("oidc.caBundle={}", authority());
+    let right = [
+        "daemon.scheduling.nodeSelector.disk=ssd",
+        "daemon.scheduling.pinArch=false",
+        "networkPolicy.extraEgress=[{to: [{ipBlock: {cidr: 10.1.0.0/16}}], ports: [{port: 5000, endPort: 5001}]}]",
+        "gateway.tolerations=[{key: builds, operator: Exists}]",
+        "gateway.service.loadBalancerSourceRanges=192.0.2.0/24,2001:db8::/32",
+        "oidc.disable=true",
+        "oidc.repoAllowlist=github.com/acme/*",
+        &bundle,
+    ];
+    let rendered = embedded("default", &right).unwrap();
+    let all = rendered.objects.iter().map(|object| object.body.to_string()).collect::<String>();
+    let asked =
+        serde_json::to_string(r#"--daemon-scheduling={"nodeSelector":{"disk":"ssd"},"pinArch":false}"#).unwrap();
+    assert!(all.contains(&asked), "{all}");
+}
+
 #[test]
 fn identity_providers_reach_the_server_and_a_change_restarts_it() {
     const CHECKSUM: &str = "buildkit-operator.socialgouv.github.io/oidc-checksum";
@@ -189,12 +245,9 @@ fn identity_providers_reach_the_server_and_a_change_restarts_it() {
         |template: &serde_json::Value| template["metadata"]["annotations"][CHECKSUM].as_str().unwrap().to_owned();
     assert_eq!(checksum(&one).len(), 64);
     assert_ne!(checksum(&one), checksum(&two));
-    let events = [
-        providers,
-        "oidc.trustEvents=workflow_run,issue_comment",
-        "oidc.caBundle=PEM",
-        "api.trustedProxies=10.0.0.0/8",
-    ];
+    let authority = format!("oidc.caBundle={}", authority());
+    let events =
+        [providers, "oidc.trustEvents=workflow_run,issue_comment", &authority, "api.trustedProxies=10.0.0.0/8"];
     let args = identities(&events).0["spec"]["containers"][0]["args"].to_string();
     for flag in [
         "--trust-events=workflow_run,issue_comment",
@@ -316,7 +369,11 @@ fn the_server_understands_every_argument() {
     let mut parsed = 0;
     // What a pod finds mounted.
     let mounted = tempfile::tempdir().unwrap();
-    for (file, text) in [("auth/token", "t"), ("oidc/oidc.yaml", "providers: [{type: github}]")] {
+    for (file, text) in [
+        ("auth/token", "t"),
+        ("oidc/oidc.yaml", "providers: [{type: github}]"),
+        ("gateway/config.yaml", "domains: [a.example.com]"),
+    ] {
         let path = mounted.path().join(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();

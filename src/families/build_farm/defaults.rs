@@ -348,7 +348,7 @@ rules:
             ("- {tier: hot, tier: warm}", "want rules in YAML: [0]: duplicate entry with key \"tier\" at line 1"),
             ("rules:\n- {}\n- {tier: hot, tier: warm}", "rules[1]: duplicate entry with key \"tier\" at line 3"),
             ("- resources: {reqests: {cpu: '1'}}", "rules[0].resources.reqests: unknown field"),
-            ("- resources: {requests: {cpu: 2}}", "rules[0].resources.requests.cpu: want a text with a quantity"),
+            ("- resources: {requests: {cpu: 2}}", "rules[0].resources.requests.cpu: want a string, found 2"),
             ("- resources: 5", "rules[0].resources: want a mapping, found 5"),
             (
                 "- resources: {requests: {memory: 4Gi}, limits: {memory: 4G}}",

@@ -57,7 +57,11 @@ pub(crate) fn parse_mapping(place: &str, text: &str) -> Result<(Map<String, Valu
 
 /// One value on a command line or in a file. A key given twice is an error.
 pub(crate) fn parse_value(text: &str) -> Result<Value, String> {
-    let parsed: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+    let parsed: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| {
+        // A list's item is `.[0]` there.
+        let said = error.to_string();
+        said.strip_prefix('.').unwrap_or(&said).to_owned()
+    })?;
     to_json(parsed, &mut Vec::new()).map_err(|(path, message)| match path.is_empty() {
         true => message,
         false => format!("{}: {message}", path.join(".")),

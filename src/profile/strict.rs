@@ -90,7 +90,8 @@ mod tests {
             (json!({"requests": null}), Ok(())),
             (json!({"reqests": {"cpu": "1"}}), Err("reqests: unknown field")),
             (json!({"claims": [{"name": "a", "nmae": "b"}]}), Err("claims[0].nmae: unknown field")),
-            (json!({"requests": {"cpu": 2}}), Err("requests.cpu: want a string, found 2")),
+            (json!({"requests": {"cpu": [2]}}), Err("requests.cpu: want a string, found a list")),
+            (json!({"requests": {"cpu": 2}}), Ok(())),
             (json!({"requests": ["cpu"]}), Err("requests: want a mapping, found a list")),
             (json!("cpu"), Err("want a mapping, found \"cpu\"")),
         ] {

@@ -73,7 +73,11 @@ impl ProjectDefaults {
     /// Every fault.
     pub fn read(text: &str) -> Result<Self, DefaultsFault> {
         let shape = |what: String| Err(DefaultsFault::Shape(what));
-        match parse_value(text).map_err(DefaultsFault::Syntax)? {
+        let syntax = |said: String| {
+            let list = if said.starts_with('[') { "rules" } else { "" };
+            DefaultsFault::Syntax(format!("{list}{said}"))
+        };
+        match parse_value(text).map_err(syntax)? {
             Value::Null => Ok(Self::default()),
             Value::Array(rules) => Self::from_values(&rules),
             Value::Object(file) => match (file.keys().find(|key| *key != "rules"), file.get("rules")) {
@@ -345,10 +349,10 @@ rules:
             ("- resources: {limits: {memory: lots}}", "rules[0].resources.limits.memory: want a quantity"),
             ("- teir: hot", "rules[0].teir: unknown field, want some of match, tier"),
             ("- match: {rpo: '*'}", "rules[0].match.rpo: unknown field, want some of repo, name, arch"),
-            ("- {tier: hot, tier: warm}", "want rules in YAML: [0]: duplicate entry with key \"tier\" at line 1"),
+            ("- {tier: hot, tier: warm}", "want rules in YAML: rules[0]: duplicate entry with key \"tier\" at line 1"),
             ("rules:\n- {}\n- {tier: hot, tier: warm}", "rules[1]: duplicate entry with key \"tier\" at line 3"),
             ("- resources: {reqests: {cpu: '1'}}", "rules[0].resources.reqests: unknown field"),
-            ("- resources: {requests: {cpu: 2}}", "rules[0].resources.requests.cpu: want a string, found 2"),
+            ("- resources: {requests: {cpu: [2]}}", "rules[0].resources.requests.cpu: want a string, found a list"),
             ("- resources: 5", "rules[0].resources: want a mapping, found 5"),
             (
                 "- resources: {requests: {memory: 4Gi}, limits: {memory: 4G}}",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::key::Arch;
+use crate::manifest::describe;
 use crate::profile::strict;
 
 /// Placement of all daemons.
@@ -66,6 +67,10 @@ impl FromStr for Scheduling {
         }
         let syntax = |error: serde_json::Error| ParseScheduling::Json(error.to_string());
         let raw: Value = serde_json::from_str(json).map_err(syntax)?;
+        // A list would be taken for the fields in their order.
+        if !raw.is_object() {
+            return Err(ParseScheduling::Field(format!("want a mapping, found {}", describe(&raw))));
+        }
         let asked = strict::read(&raw).map_err(ParseScheduling::Field)?;
         // Of two fields of one name, the first is gone by now.
         serde_json::from_str::<Self>(json).map_err(syntax)?;

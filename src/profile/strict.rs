@@ -62,6 +62,7 @@ fn wanted(expected: &str) -> &str {
         "a sequence" => "a list",
         "IntOrString" => "a number or a name",
         "a map" => "a mapping",
+        "Quantity" => "a quantity such as 500m or 2Gi",
         // The name of a type.
         name if name.starts_with("struct ") || name.starts_with(|c: char| c.is_ascii_uppercase()) => "a mapping",
         other => other,
@@ -90,7 +91,7 @@ mod tests {
             (json!({"requests": null}), Ok(())),
             (json!({"reqests": {"cpu": "1"}}), Err("reqests: unknown field")),
             (json!({"claims": [{"name": "a", "nmae": "b"}]}), Err("claims[0].nmae: unknown field")),
-            (json!({"requests": {"cpu": [2]}}), Err("requests.cpu: want a string, found a list")),
+            (json!({"requests": {"cpu": [2]}}), Err("requests.cpu: want a quantity such as 500m or 2Gi, found a list")),
             (json!({"requests": {"cpu": 2}}), Ok(())),
             (json!({"requests": ["cpu"]}), Err("requests: want a mapping, found a list")),
             (json!("cpu"), Err("want a mapping, found \"cpu\"")),

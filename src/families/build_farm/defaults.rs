@@ -352,7 +352,10 @@ rules:
             ("- {tier: hot, tier: warm}", "want rules in YAML: rules[0]: duplicate entry with key \"tier\" at line 1"),
             ("rules:\n- {}\n- {tier: hot, tier: warm}", "rules[1]: duplicate entry with key \"tier\" at line 3"),
             ("- resources: {reqests: {cpu: '1'}}", "rules[0].resources.reqests: unknown field"),
-            ("- resources: {requests: {cpu: [2]}}", "rules[0].resources.requests.cpu: want a string, found a list"),
+            (
+                "- resources: {requests: {cpu: [2]}}",
+                "rules[0].resources.requests.cpu: want a quantity such as 500m or 2Gi, found a list",
+            ),
             ("- resources: 5", "rules[0].resources: want a mapping, found 5"),
             (
                 "- resources: {requests: {memory: 4Gi}, limits: {memory: 4G}}",

@@ -146,6 +146,11 @@ pub trait Provisioner: Send + Sync + 'static {
     /// The namespace that the daemon lives in, as `/route` reports it.
     fn namespace(&self) -> &str;
 
+    /// Whether it knows all projects that there are.
+    fn is_synced(&self) -> bool {
+        true
+    }
+
     /// One page of the projects that are asked for. Answers from memory.
     fn projects(&self, selection: &Selection<'_>) -> Page;
 

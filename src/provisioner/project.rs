@@ -3,7 +3,8 @@
 //! Plain values; no IO.
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::key::{Arch, ProjectKey, Repo};
@@ -67,6 +68,12 @@ pub enum KeptBy {
     Dial,
 }
 
+/// A value that this version knows: a newer server may say others.
+fn known<'de, D: Deserializer<'de>, T: DeserializeOwned + Default>(from: D) -> Result<T, D::Error> {
+    let value = serde_json::Value::deserialize(from)?;
+    Ok(serde_json::from_value(value).unwrap_or_default())
+}
+
 /// One project and its daemon, in a few lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -86,6 +93,7 @@ pub struct Summary {
     /// Where clients reach the daemon.
     pub endpoint: String,
     /// Where the daemon is in its life.
+    #[serde(deserialize_with = "known")]
     pub phase: Phase,
     /// When it came there, as far as that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,7 +115,7 @@ pub struct Summary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_used: Option<Timestamp>,
     /// What keeps it from going to zero; absent when nothing does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
     pub kept_by: Option<KeptBy>,
     /// When it goes to zero if nobody asks for it; absent while a build or its tier keeps it, and at zero.
     #[serde(default, skip_serializing_if = "Option::is_none")]

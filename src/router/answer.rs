@@ -25,6 +25,9 @@ const COLD_START: Duration = Duration::from_secs(10);
 /// Builds of a saturated project end now and then.
 const SATURATED: Duration = Duration::from_secs(30);
 
+/// A server lists its projects within a moment of its start.
+const SYNCED: Duration = Duration::from_secs(1);
+
 /// Somebody has to mend something first.
 const FAILED: Duration = Duration::from_secs(60);
 
@@ -204,6 +207,11 @@ impl Refusal {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, format!("daemon failed: {reason}")).retry_after(FAILED)
             }
         }
+    }
+
+    /// Not all projects are known yet.
+    pub(super) fn not_synced() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "the projects are not known yet").retry_after(SYNCED)
     }
 
     /// The store did not answer within the budget of the whole route.

@@ -255,7 +255,9 @@ fn refusals(operation: OperationBuilder, statuses: &[StatusCode]) -> OperationBu
             StatusCode::UNAUTHORIZED => text("no credential that is accepted")
                 .header("WWW-Authenticate", header("the scheme; of a JWT, what is wrong with it")),
             StatusCode::FORBIDDEN => text("the repository is not on the allowlist, or the build is another's"),
-            StatusCode::SERVICE_UNAVAILABLE => retry("the keys of the token's issuer are not known yet"),
+            StatusCode::SERVICE_UNAVAILABLE => {
+                retry("the keys of the token's issuer, or the projects, are not known yet")
+            }
             StatusCode::TOO_MANY_REQUESTS => retry("too many calls, or too many builds of the project"),
             _ => text("what is wrong with the request"),
         };

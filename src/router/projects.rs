@@ -82,11 +82,18 @@ impl Shared {
         let identity = self.reader(&asked).await?;
         let visible = |repo: &str| may_see(&identity, repo);
         let (selection, ignored) = selection(&asked.uri, &visible)?;
+        self.knows_all()?;
         Ok((Answer::shown(&self.provisioner.projects(&selection))?, ignored))
+    }
+
+    /// A list that is not complete yet looks like one that is.
+    fn knows_all(&self) -> Result<(), Refusal> {
+        if self.provisioner.is_synced() { Ok(()) } else { Err(Refusal::not_synced()) }
     }
 
     async fn show(&self, asked: Asked, key: &str) -> Result<Answer, Refusal> {
         let identity = self.reader(&asked).await?;
+        self.knows_all()?;
         // Any text may be asked for; what is no key names no project.
         let project = key.parse::<ProjectKey>().ok().and_then(|key| self.provisioner.project(&key));
         // Whether a project exists that the caller may not see is none of its business.

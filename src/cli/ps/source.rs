@@ -83,10 +83,20 @@ async fn ask(api: &RoutingApi, path: &str) -> Result<Page, Failure> {
 }
 
 async fn pages(api: &RoutingApi) -> Result<Vec<Summary>, Failure> {
-    let mut projects = Vec::new();
+    let mut projects: Vec<Summary> = Vec::new();
     let mut path = "/projects?limit=500".to_owned();
     loop {
         let page = ask(api, &path).await?;
+        let begins = page.projects.first().map(|project| project.key.clone());
+        // Pages go on in the order of their keys, or they would never end.
+        let goes_on = match (&begins, projects.last()) {
+            (Some(first), Some(last)) => *first > last.key,
+            (first, _) => first.is_some() || page.next.is_none(),
+        };
+        if !goes_on {
+            let error = anyhow::anyhow!("{} repeats its list of projects without an end", api.base);
+            return Err(Failure::new(Code::Failed, error).hint("is this the address of the routing API itself?"));
+        }
         projects.extend(page.projects);
         match page.next {
             Some(next) => path = format!("/projects?limit=500&continue={next}"),

@@ -79,7 +79,8 @@ impl HttpError {
     /// Whether the same may work a moment later.
     pub fn is_temporary(&self) -> bool {
         match self.innermost() {
-            Self::Proxy(status) => status.is_server_error(),
+            // Of other answers it will not change its mind.
+            Self::Proxy(status) => matches!(status.as_u16(), 502..=504),
             error => matches!(error, Self::Resolve { .. } | Self::Connect { .. } | Self::Exchange { .. }),
         }
     }

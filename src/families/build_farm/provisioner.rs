@@ -205,6 +205,10 @@ impl Provisioner for Farm {
         &self.settings.namespace
     }
 
+    fn is_synced(&self) -> bool {
+        self.view.is_synced()
+    }
+
     fn projects(&self, selection: &Selection<'_>) -> Page {
         let now = Timestamp::now();
         let mut taken = self.view.projects().state();

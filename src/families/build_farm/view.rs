@@ -99,6 +99,11 @@ impl View {
         let _ = self.filled.subscribe().wait_for(|filled| *filled).await;
     }
 
+    /// Whether every cache has been filled once.
+    pub fn is_synced(&self) -> bool {
+        *self.filled.borrow()
+    }
+
     /// A store wakes only one of those who wait for it: this is the one.
     async fn fill(self: Arc<Self>, base: oneshot::Receiver<()>) {
         let _ = tokio::join!(

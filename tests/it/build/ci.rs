@@ -53,8 +53,9 @@ impl Ci {
 
     /// A shell on the machine, with what `bko-install credentials` handed over.
     fn shell(&self, shell: &[&str], script: &str) -> Command {
-        let mut command = Command::new(shell[0]);
-        command.args(&shell[1..]).arg(script).current_dir(self.farm.path("context"));
+        // A shell cannot trap what was ignored when it began, as it is in the background of another.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT").args(shell).arg(script).current_dir(self.farm.path("context"));
         self.farm.environment(&mut command);
         self.farm.certificates_in_variables(&mut command);
         let path = format!("{}:/usr/bin:/bin", self.farm.path("bin").display());

@@ -28,6 +28,8 @@ pub(crate) enum Step {
 pub(crate) struct Seen {
     pub(crate) pods_become_ready: bool,
     pub(crate) projects: BTreeMap<String, Daemon>,
+    /// Not all projects are known yet.
+    pub(crate) lists: bool,
     /// Calls that have begun.
     pub(crate) calls: BTreeMap<Step, usize>,
     /// Entries ever written.
@@ -89,6 +91,11 @@ impl Memory {
             seen.pods_become_ready = true;
             seen.projects.values_mut().for_each(|daemon| daemon.ready = true);
         });
+    }
+
+    /// From now on it is not known whether these are all projects.
+    pub(crate) fn begin_to_list(&self) {
+        self.seen.send_modify(|seen| seen.lists = true);
     }
 
     pub(crate) fn make_ready(&self, key: &str) {
@@ -233,6 +240,10 @@ impl Provisioner for Memory {
 
     fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    fn is_synced(&self) -> bool {
+        !self.seen().lists
     }
 
     fn projects(&self, selection: &Selection<'_>) -> Page {

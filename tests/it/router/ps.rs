@@ -66,6 +66,16 @@ async fn all_pages_are_shown_as_a_table_and_as_json() {
 }
 
 #[tokio::test]
+async fn a_list_that_is_not_complete_is_no_list() {
+    let (server, memory) = farm().await;
+    memory.begin_to_list();
+    let (code, _, said) = run(&server, &[]).await;
+    assert_eq!(code, Some(1));
+    assert!(said.contains("answers 503: the projects are not known yet"), "{said}");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn who_cannot_be_asked_is_an_error_that_says_what_to_do() {
     let (server, _) = farm().await;
     let output = ps(&server, &[]).env("BUILDKIT_OPERATOR_TOKEN", "s3cret-but-wrong").output().await.unwrap();
@@ -109,8 +119,14 @@ async fn no_answer_commands_the_terminal() {
         "idleAt":null,"cache":null}]}"#;
     let page: &'static str =
         Box::leak(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{project}", project.len()).into_boxed_str());
+    let newer: &'static str = Box::leak(page.replace("\"Failed\"", "\"Frozen\"").into_boxed_str());
+    let more = project.replace("}]}", r#"}],"continue":"p1"}"#);
+    let endless: &'static str =
+        Box::leak(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{more}", more.len()).into_boxed_str());
     for (answer, code, part) in [
         (page, 0, "failed"),
+        (newer, 0, "new"),
+        (endless, 1, "repeats its list of projects"),
         ("HTTP/1.1 500 No\r\ncontent-length: 7\r\n\r\n\x1b[31mno", 1, "answers 500: \u{fffd}[31mno"),
         (
             "HTTP/1.1 302 No\r\nlocation: http://u:s3cret@h\r\ncontent-length: 0\r\n\r\n",

@@ -33,7 +33,7 @@ pub use http::{Http, HttpError, Pinned};
 pub use narrate::Narrator;
 pub use output::Progress;
 pub use session::{Build, run};
-pub use tls::{TlsError, api_trust, check};
+pub use tls::{TlsError, api_trust, check, check_pair};
 pub use token::{Mint, Shown, Token, TokenError, TokenSource};
 
 #[expect(clippy::disallowed_methods, reason = "waiting is measured here, once")]

@@ -14,7 +14,7 @@ use super::exit::{Code, Failure};
 use super::{Global, block_on, report};
 use crate::certificate::LiveCertificate;
 use crate::certificate::SecretData;
-use crate::client::Token;
+use crate::client::{self, Token};
 use crate::cluster::client::connect;
 use crate::local::args::StateArgs;
 use crate::names::{OPERATOR_NAMESPACE, dns_label, domain_or_nothing, object_name};
@@ -70,18 +70,27 @@ pub(super) struct Place {
 enum Format {
     /// A POSIX shell, to source.
     Env,
-    /// GitHub and Forgejo: `gh` commands that set secrets and variables.
+    /// GitHub: `gh` commands that set secrets and variables.
     Github,
-    /// GitLab: `glab` commands that set variables.
+    /// GitLab: `glab` commands that set variables, or change them.
     Gitlab,
-    /// Programs.
+    /// Programs, and whoever sets the variables by hand, as for Forgejo.
     Json,
 }
 
 /// Runs the command.
 pub fn run(args: CredentialsArgs, global: &Global) -> Result<(), Failure> {
-    let credentials = block_on(gather(&args, global))?;
-    if !credentials.reachable_from_outside() {
+    let Handover { credentials, unread } = block_on(gather(&args, global))?;
+    let outside = credentials.reachable_from_outside();
+    if let Some(deployment) = unread.filter(|_| !outside) {
+        report::message(
+            global,
+            &format!(
+                "warning: not allowed to read Deployment \"{deployment}\", so the routing API's address is known within \
+                 the cluster only; name another with --url, and the gateway with --gateway-host"
+            ),
+        );
+    } else if !outside {
         report::message(
             global,
             "warning: the routing API's address is known within the cluster, or on this host, only; name another with \
@@ -97,11 +106,18 @@ pub fn run(args: CredentialsArgs, global: &Global) -> Result<(), Failure> {
     report::print(&text)
 }
 
-async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, Failure> {
-    let url = args.url.as_deref().map(base_url).transpose()?;
+/// What is handed over, and the Deployment that could have told more.
+struct Handover {
+    credentials: Credentials,
+    unread: Option<String>,
+}
+
+async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Handover, Failure> {
+    let address = |failure: Failure| failure.hint("--url is the address under which a CI reaches the routing API");
+    let url = args.url.as_deref().map(base_url).transpose().map_err(address)?;
     let elsewhere = args.state.state_dir.is_none() && (global.kubeconfig.is_some() || global.context.is_some());
     if !elsewhere && let Some((_, info)) = super::host::running(&args.state).await? {
-        return host::gather(args, url, &info);
+        return Ok(Handover { credentials: host::gather(args, url, &info)?, unread: None });
     }
     let client = connect(global).await?;
     let installed = installed::read(&client, &args.place).await?;
@@ -123,10 +139,9 @@ async fn gather(args: &CredentialsArgs, global: &Global) -> Result<Credentials, 
         }
     };
     let gateway = gateway_host.map(|host| (host, gateway_port));
-    made(
-        Found { url, token, gateway, path: format!("Secret \"{path}\""), expires: certificate.not_after },
-        &secret.data,
-    )
+    let mend = format!("delete Secret \"{path}\", and let whoever made it make it anew: `bko-install cluster init`");
+    let found = Found { url, token, gateway, path: format!("Secret \"{path}\""), expires: certificate.not_after, mend };
+    Ok(Handover { credentials: made(found, &secret.data)?, unread: installed.unread })
 }
 
 /// All but the certificate, and where that is.
@@ -136,10 +151,12 @@ struct Found {
     gateway: Option<(String, u16)>,
     path: String,
     expires: Timestamp,
+    /// What to do if it is none.
+    mend: String,
 }
 
 fn made(found: Found, data: &SecretData) -> Result<Credentials, Failure> {
-    let Found { url, token, gateway, path, expires } = found;
+    let Found { url, token, gateway, path, expires, mend } = found;
     let mut files = export::files(data).into_iter();
     let mut pem = || -> Result<String, Failure> {
         let (_, bytes) = files.next().ok_or_else(|| anyhow!("{path} lacks a key"))?;
@@ -149,17 +166,12 @@ fn made(found: Found, data: &SecretData) -> Result<Credentials, Failure> {
         if odd { Err(anyhow!("{path} holds control characters, which are no PEM").into()) } else { Ok(text) }
     };
     let (gateway_host, gateway_port) = gateway.unzip();
-    Ok(Credentials {
-        version: 1,
-        url,
-        token,
-        ca: pem()?,
-        cert: pem()?,
-        key: pem()?,
-        expires,
-        gateway_host,
-        gateway_port,
-    })
+    let (ca, cert, key) = (pem()?, pem()?, pem()?);
+    // No daemon takes a certificate whose key is another's.
+    client::check_pair(ca.as_bytes(), cert.as_bytes(), key.as_bytes())
+        .map_err(|error| anyhow::Error::new(error).context(format!("{path} holds no client certificate that works")))
+        .map_err(|error| Failure::from(error).hint(mend))?;
+    Ok(Credentials { version: 1, url, token, ca, cert, key, expires, gateway_host, gateway_port })
 }
 
 /// The token; none where everybody may call.

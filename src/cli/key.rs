@@ -83,7 +83,7 @@ pub fn run(args: KeyArgs, _global: &Global) -> Result<(), Failure> {
             return Err(Failure::new(Code::Usage, error).hint("name one with --arch amd64 or --arch arm64"));
         }
     };
-    let project = Project::new(&args.repo, &args.name, &args.target, &arch, args.untrusted).map_err(refuse)?;
+    let project = Project::requested(&args.repo, &args.name, &args.target, &arch, args.untrusted).map_err(refuse)?;
     let key = project.key();
     let domain = args.gateway_host.as_deref().map(str::trim).filter(|domain| !domain.is_empty());
     let result = Key {

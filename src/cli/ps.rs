@@ -121,20 +121,24 @@ async fn once(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Failur
 /// nothing flickers.
 async fn redraw(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Failure> {
     let mut ticks = ticks();
-    let mut text = String::new();
+    // The last page that was known stays above why there is no other.
+    let mut kept = String::new();
     let mut first = true;
     loop {
         ticks.tick().await;
         let (width, height) = size();
-        match shown(args, source).await {
-            Ok(projects) => text = table::table(&projects, Timestamp::now(), Look { width, colour }),
+        let text = match shown(args, source).await {
+            Ok(projects) => {
+                kept = table::table(&projects, Timestamp::now(), Look { width, colour });
+                kept.clone()
+            }
             // A farm that cannot be asked at all is an error; one that could, is waited for.
             Err(failure) if first => return Err(failure),
             Err(failure) => {
-                let why = printable::line(&format!("trying again: {}", why(failure)), width.into());
-                text = format!("{}\n{why}", text.trim_end());
+                let why = table::wrapped(&printable::line(&format!("trying again: {}", why(failure)), 1000), width);
+                format!("{}\n{why}", kept.trim_end())
             }
-        }
+        };
         let mut out = report::stdout();
         write!(out, "{}", table::frame(&text, height, first))?;
         out.flush()?;

@@ -112,6 +112,9 @@ impl Builder {
                 Ok(Commands { create: Vec::new(), build, remove: None })
             }
             Self::Buildx(program) => {
+                if let Some(export) = archive(&spec).filter(|_| nodes.len() > 1) {
+                    return Err(Unsupported::Archive(export));
+                }
                 let name = buildx::name(nodes, paths);
                 Ok(Commands {
                     create: buildx::create(program, &name, nodes, paths),
@@ -121,6 +124,15 @@ impl Builder {
             }
         }
     }
+}
+
+/// An export that buildx takes from one daemon alone.
+fn archive(spec: &Spec) -> Option<String> {
+    let kinds = ["type=oci", "type=docker", "type=tar"];
+    let is_archive =
+        |output: &&String| *output == "-" || output.split(',').any(|field| kinds.contains(&field.trim_matches('"')));
+    let output = spec.outputs.iter().find(is_archive).map(|output| format!("--output \"{output}\""));
+    output.or_else(|| spec.load.then(|| "--load".to_owned()))
 }
 
 fn import(cache: &Cache) -> Option<String> {

@@ -53,6 +53,14 @@ pub enum BuildError {
     /// Signals cannot be had.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
+    /// What was built cannot be told.
+    #[error("cannot write what was built to \"{}\"", path.display())]
+    Metadata {
+        /// Where to.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// What was built is not known.
     #[error("the image was built, but its digest cannot be written to \"{}\": {why}", path.display())]
     Digest {

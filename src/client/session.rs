@@ -65,9 +65,7 @@ enum Attempt {
 /// When nothing was built, and no signal is the reason.
 pub async fn run(mut build: Build, narrator: &Narrator) -> Result<u8, BuildError> {
     let mut stops = Stops::listen().map_err(BuildError::Signals)?;
-    if build.digest_file.is_some() && build.spec.metadata_file.is_none() {
-        build.spec.metadata_file = Some(build.private.path("metadata.json"));
-    }
+    let metadata = build.keep_metadata();
     let mut repeated = 0;
     loop {
         let routes = Mutex::new(Vec::new());
@@ -78,6 +76,7 @@ pub async fn run(mut build: Build, narrator: &Narrator) -> Result<u8, BuildError
         match (result?, again) {
             (Attempt::Ended { code, stopped: None }, None) => {
                 if code == 0 {
+                    build.write_metadata(metadata)?;
                     build.write_digest()?;
                 }
                 return Ok(code);
@@ -251,6 +250,24 @@ impl Build {
                 Next::GiveUp | Next::TimeIsUp => return Some(reason(&error)),
             }
         }
+    }
+
+    /// Who wants the digest needs what was built; and buildctl makes a file
+    /// that everybody can write, whatever the umask is: it gets a private one.
+    /// Returns where to that one has to go.
+    fn keep_metadata(&mut self) -> Option<PathBuf> {
+        let buildctl = matches!(self.builder, Builder::Buildctl(_));
+        let wanted = self.spec.metadata_file.take_if(|_| buildctl);
+        if wanted.is_some() || (self.digest_file.is_some() && self.spec.metadata_file.is_none()) {
+            self.spec.metadata_file = Some(self.private.path("metadata.json"));
+        }
+        wanted
+    }
+
+    fn write_metadata(&self, wanted: Option<PathBuf>) -> Result<(), BuildError> {
+        let (Some(path), Some(kept)) = (wanted, &self.spec.metadata_file) else { return Ok(()) };
+        let written = std::fs::read(kept).and_then(|text| std::fs::write(&path, text));
+        written.map_err(|source| BuildError::Metadata { path, source })
     }
 
     fn write_digest(&self) -> Result<(), BuildError> {

@@ -70,15 +70,27 @@ pub fn check(certificates: &Certificates, now: Timestamp) -> Result<(), TlsError
     }
 }
 
+/// Looks whether the three, in PEM, can be used together, whatever the time.
+///
+/// # Errors
+/// Says why not.
+pub fn check_pair(ca: &[u8], cert: &[u8], key: &[u8]) -> Result<(), TlsError> {
+    trust(ca, cert, key).map(drop)
+}
+
 /// Trusts the farm alone, and is the client.
 pub(super) fn daemon_trust(certificates: &Certificates) -> Result<Arc<ClientConfig>, TlsError> {
+    trust(&certificates.ca, &certificates.cert, &certificates.key)
+}
+
+fn trust(ca: &[u8], cert: &[u8], key: &[u8]) -> Result<Arc<ClientConfig>, TlsError> {
     let mut roots = RootCertStore::empty();
-    add(&mut roots, &certificates.ca)?;
-    let chain: Vec<_> = parse(&certificates.cert);
+    add(&mut roots, ca)?;
+    let chain: Vec<_> = parse(cert);
     if chain.is_empty() {
         return Err(TlsError::NoCertificate("client's certificate"));
     }
-    let key = PrivateKeyDer::from_pem_slice(&certificates.key).map_err(|_| TlsError::NoKey)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::NoKey)?;
     let mut config =
         builder()?.with_root_certificates(roots).with_client_auth_cert(chain, key).map_err(TlsError::Key)?;
     config.alpn_protocols = vec![b"h2".to_vec()];

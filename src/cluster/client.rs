@@ -119,6 +119,14 @@ pub enum ConnectError {
         /// The API server.
         address: String,
     },
+    /// Not even its version may be asked for.
+    #[error("the API server at {address} forbids asking for its version: {why}")]
+    Forbidden {
+        /// The API server.
+        address: String,
+        /// In its words.
+        why: String,
+    },
     /// It answers, but not like an API server.
     #[error("{address} does not answer like an API server: {why}")]
     NoApiServer {
@@ -155,6 +163,11 @@ impl ConnectError {
             }
             Self::Credentials { .. } | Self::Unauthorized { .. } => {
                 "log in again, or choose other credentials with --context".into()
+            }
+            Self::Forbidden { .. } => {
+                "check with: kubectl auth can-i get /version; the ClusterRole system:public-info-viewer allows it, or \
+                 choose other credentials with --context"
+                    .into()
             }
             Self::Unreachable { .. } | Self::NoApiServer { .. } | Self::Deadline { .. } => {
                 "check that the cluster runs and that its address is right: `kubectl version`".into()
@@ -226,6 +239,9 @@ async fn try_connect(name: &str, global: &Global, deadline: Option<Instant>) -> 
 fn probe_error(address: String, plugin: Option<String>, error: kube::Error) -> ConnectError {
     match error {
         kube::Error::Api(status) if status.code == 401 => ConnectError::Unauthorized { address },
+        kube::Error::Api(status) if status.code == 403 => {
+            ConnectError::Forbidden { address, why: first_line(&status.message) }
+        }
         kube::Error::Api(status) => ConnectError::NoApiServer { address, why: first_line(&status.message) },
         kube::Error::SerdeError(source) => ConnectError::NoApiServer { address, why: source.to_string() },
         error if of_credentials(&error).is_some() => no_credentials(address, plugin, &error),

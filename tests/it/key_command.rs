@@ -110,7 +110,9 @@ fn this_machine_s_architecture_is_the_default() {
 
 #[test]
 fn what_has_no_key_is_a_usage_error_with_reason_and_hint() {
+    let long = "a".repeat(600);
     for (args, want) in [
+        (["--repo", &long], "repo is too long"),
         (["--repo", "file:///srv/x"], "scheme \"file\""),
         (["--repo", " "], "repo is required"),
         (["--repo", "https:///x"], "without a host"),

@@ -19,6 +19,22 @@ use tokio::process::Command;
 
 /// Knows its version, and refuses everything else so.
 async fn refusing(code: u16, message: &'static str) -> String {
+    serving(move |path| if path == "/version" { version() } else { status(code, message) }).await
+}
+
+fn version() -> (u16, serde_json::Value) {
+    let version = json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0", "gitCommit": "", "gitTreeState": "",
+        "buildDate": "", "goVersion": "", "compiler": "", "platform": ""});
+    (200, version)
+}
+
+fn status(code: u16, message: &str) -> (u16, serde_json::Value) {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+        "reason": "Forbidden", "message": message});
+    (code, status)
+}
+
+async fn serving(answer: impl Fn(&str) -> (u16, serde_json::Value) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -27,11 +43,8 @@ async fn refusing(code: u16, message: &'static str) -> String {
             while !head.ends_with(b"\r\n\r\n") {
                 head.push(stream.read_u8().await.unwrap());
             }
-            let version = json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0", "gitCommit": "", "gitTreeState": "",
-                "buildDate": "", "goVersion": "", "compiler": "", "platform": ""});
-            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
-                "reason": "Forbidden", "message": message});
-            let (code, body) = if head.starts_with(b"GET /version") { (200, version) } else { (code, status) };
+            let head = String::from_utf8(head).unwrap();
+            let (code, body) = answer(head.split(' ').nth(1).unwrap());
             let body = body.to_string();
             let head = format!(
                 "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
@@ -116,6 +129,63 @@ async fn who_may_not_is_told_how_to_check() {
             "{said}"
         );
     }
+}
+
+#[tokio::test]
+async fn who_may_not_even_ask_for_the_version_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = kubeconfig(folder.path(), &serving(|_| status(403, "anonymous is nobody")).await, &json!({}));
+    for args in COMMANDS {
+        let (code, said) = run(args, &kubeconfig).await;
+        assert!(code == Some(1) && said.contains("forbids asking for its version: anonymous is nobody"), "{said}");
+        assert!(said.contains("auth can-i get /version"), "{said}");
+    }
+}
+
+/// Secrets as they are installed, in a cluster whose Deployments may not be read.
+async fn handing_over(cert: String, key: String) -> String {
+    serving(move |path| {
+        let packed = |text: &str| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, text);
+        let data = match path.rsplit('/').next().unwrap() {
+            "version" => return version(),
+            "buildkit-operator-token" => json!({"token": packed("hunter2")}),
+            "buildkit-client-certs" => {
+                json!({"ca.pem": packed(&cert), "cert.pem": packed(&cert), "key.pem": packed(&key)})
+            }
+            _ => return status(403, "no"),
+        };
+        (200, json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": data}))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_is_handed_over_fits_together_and_what_is_not_known_is_told_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let pair = || rcgen::generate_simple_self_signed(["client".to_owned()]).unwrap();
+    let (ours, other) = (pair(), pair());
+    let server = handing_over(ours.cert.pem(), other.signing_key.serialize_pem()).await;
+    let (code, said) = run(&["credentials"], &kubeconfig(folder.path(), &server, &json!({}))).await;
+    assert!(code == Some(1) && said.contains("does not belong to its certificate"), "{said}");
+    assert!(said.contains("hint: delete Secret \"buildkit-builds/buildkit-client-certs\""), "{said}");
+
+    let server = handing_over(ours.cert.pem(), ours.signing_key.serialize_pem()).await;
+    for (args, warned) in [(&["credentials"][..], true), (&["credentials", "--url=https://api.example.org"], false)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        command.args(args).args(["--kubeconfig", &kubeconfig(folder.path(), &server, &json!({}))]);
+        let output = command.env_clear().env("PATH", "/usr/bin:/bin").output().await.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && !said.contains("hunter2"), "{said}");
+        let reason = "not allowed to read Deployment \"buildkit-operator/buildkit-operator-buildd\"";
+        assert!(said.contains(reason) == warned && said.contains("--url") == warned, "{said}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_mended_where_it_was_given() {
+    let (code, said) = run(&["credentials", "--url", "foo"], "/no/such/file").await;
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("hint: --url is the address") && !said.contains("`bko-install credentials`"), "{said}");
 }
 
 #[tokio::test]

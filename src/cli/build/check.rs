@@ -122,7 +122,9 @@ fn exports(args: &BuildArgs, spec: &Spec) -> Result<Vec<String>, Failure> {
     };
     let digested = spec.push || spec.load || further || spec.outputs.iter().any(image);
     if args.image.digest_file.is_some() && !digested {
-        let error = anyhow!("--digest-file without --push, --load or --output type=image: nothing else has a digest");
+        let error = anyhow!(
+            "--digest-file without --push, --load, or --output of type image, registry, oci or docker: nothing else has a digest"
+        );
         return Err(usage(error, "add one of them"));
     }
     if digested || !spec.outputs.is_empty() {

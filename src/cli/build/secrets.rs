@@ -21,6 +21,8 @@ enum Fault {
     NoSource,
     #[error("names a file that is not there")]
     NoFile,
+    #[error("names a folder, or something else that is no file")]
+    NotFile,
     #[error("names a variable that is not set")]
     NoVariable,
     #[error("names a variable that is not handed to the builder")]
@@ -29,6 +31,8 @@ enum Fault {
     Twice,
     #[error("is the path of a file that cannot be read")]
     Unreadable,
+    #[error("looks like the path of a file, but there is no such file")]
+    Missing,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -83,8 +87,16 @@ fn refuse(place: &str, fault: Fault) -> Failure {
 /// Some CI systems keep a variable in a file, and its path in the variable.
 fn file(variable: &str) -> Result<String, Fault> {
     let path = variable.trim();
-    if path.is_empty() || path.contains(['=', '\n']) || !Path::new(path).is_file() {
+    if path.is_empty() || path.contains(['=', '\n']) {
         return Ok(variable.to_owned());
+    }
+    // No secret has no `=`, so nothing else can be meant.
+    let told = path.starts_with(['/', '.', '~']);
+    match Path::new(path) {
+        path if path.is_file() => {}
+        path if told && path.exists() => return Err(Fault::NotFile),
+        _ if told => return Err(Fault::Missing),
+        _ => return Ok(variable.to_owned()),
     }
     std::fs::read_to_string(path).map_err(|_| Fault::Unreadable)
 }
@@ -128,7 +140,8 @@ fn reference(text: &str, flag: bool) -> Result<Secret<'_>, Fault> {
     let file = |path: &str| Path::new(path).is_file();
     let set = |name: &str| !name.is_empty() && std::env::var_os(name).is_some();
     match (source, variable) {
-        (Some(path), None) if !file(&path) => Err(Fault::NoFile),
+        (Some(path), None) if !Path::new(&path).exists() => Err(Fault::NoFile),
+        (Some(path), None) if !file(&path) => Err(Fault::NotFile),
         (_, Some(name)) if HIDDEN.contains(&name.as_str()) => Err(Fault::Hidden),
         (_, Some(name)) if !set(&name) => Err(Fault::NoVariable),
         // Docker looks for a variable and a file of that name. In a variable it is
@@ -194,11 +207,26 @@ mod tests {
             ("id=x,env=NO_SUCH_VARIABLE", Fault::NoVariable),
             ("id=x,env=BUILDKIT_OPERATOR_TOKEN", Fault::Hidden),
             ("id=x,src=/no/such/file", Fault::NoFile),
+            ("id=x,src=/", Fault::NotFile),
         ] {
             assert_eq!(of_line(line), Err(fault), "{line}");
         }
         let long = format!("{}=x", "a".repeat(64));
         assert_eq!(of_line(&long), Err(Fault::NoSecret));
+    }
+
+    #[test]
+    fn the_variable_may_be_the_path_of_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("secrets"), "npm=x\n").unwrap();
+        assert_eq!(file(&format!("{}\n", path("secrets"))).as_deref(), Ok("npm=x\n"));
+        assert_eq!(file(&path("typo")), Err(Fault::Missing));
+        assert_eq!(file("./typo"), Err(Fault::Missing));
+        assert_eq!(file(&path("")), Err(Fault::NotFile));
+        for text in ["npm=/x", "hunter2", ""] {
+            assert_eq!(file(text).as_deref(), Ok(text));
+        }
     }
 
     #[test]

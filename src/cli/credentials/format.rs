@@ -62,6 +62,7 @@ pub(super) fn github(credentials: &Credentials) -> String {
     let mut lines = vec![
         "# Run in a clone of the repository, or add --repo OWNER/NAME, or --org OWNER, to each line.".to_owned(),
         format!("# The client certificate is valid until {}.", credentials.expires),
+        "set -e".to_owned(),
     ];
     lines.extend(credentials.variables().iter().map(|(name, value, secret)| {
         let kind = if *secret { "secret" } else { "variable" };
@@ -70,12 +71,24 @@ pub(super) fn github(credentials: &Credentials) -> String {
     lines.join("\n")
 }
 
+/// Creates a variable, or changes it: GitLab's command line does only one of
+/// the two at a time. What asks must not read the script, which may be piped.
+const PUT: &str = r#"where="$*"
+put() {
+  name=$1 value=$2 how=set
+  shift 2
+  if glab variable get "$name" $where </dev/null >/dev/null 2>&1; then how=update; fi
+  printf %s "$value" | glab variable "$how" "$name" --raw "$@" $where
+}"#;
+
 /// For the command line of GitLab: files as variables of type file, since
 /// variables with line breaks cannot be masked.
 pub(super) fn gitlab(credentials: &Credentials) -> String {
     let mut lines = vec![
-        "# Run in a clone of the repository, or add --repo GROUP/NAME, or --group GROUP, to each line.".to_owned(),
+        "# Run in a clone of the repository, or with: sh -s -- --repo GROUP/NAME, or --group GROUP.".to_owned(),
         format!("# The client certificate is valid until {}.", credentials.expires),
+        "set -e".to_owned(),
+        PUT.to_owned(),
     ];
     lines.extend(credentials.variables().iter().map(|(name, value, secret)| {
         let file = value.contains('\n');
@@ -84,7 +97,7 @@ pub(super) fn gitlab(credentials: &Credentials) -> String {
             (false, true) => " --masked",
             (false, false) => "",
         };
-        format!("printf %s {} | glab variable set {name} --raw{kind}", quote_always(value))
+        format!("put {name} {}{kind}", quote_always(value))
     }));
     lines.join("\n")
 }
@@ -116,29 +129,67 @@ mod tests {
         insta::assert_snapshot!("json", serde_json::to_string_pretty(&credentials).unwrap());
     }
 
-    /// What the commands receive, with stand-ins for `gh` and `glab`.
-    fn shell(script: &str, then: &str) -> String {
-        let script =
-            format!("set -eu\ngh() {{ printf '%s=' \"$3\"; cat; echo; }}\nglab() {{ gh \"$@\"; }}\n{script}\n{then}");
-        let output = std::process::Command::new("sh")
-            .arg("-c")
-            .arg(script)
+    /// Stand-ins for `gh` and `glab`: the latter knows the variables that are
+    /// files in a folder, creates none twice, and changes none that is not there.
+    const STANDINS: &str = r#"set -u
+gh() { printf '%s=' "$3"; cat; echo; }
+glab() {
+  [ "$1" = variable ] && case $2 in
+  get) [ -f "$FOLDER/$3" ] ;;
+  set) [ ! -f "$FOLDER/$3" ] && gh "$@" && echo "$*" >"$FOLDER/$3" ;;
+  update) [ -f "$FOLDER/$3" ] && gh "$@" && echo "$*" >"$FOLDER/$3" ;;
+  esac
+}
+"#;
+
+    /// What the commands receive, in a script that is piped into a shell.
+    fn shell(folder: &std::path::Path, script: &str, then: &str) -> std::process::Output {
+        use std::io::Write as _;
+        let mut shell = std::process::Command::new("sh")
+            .args(["-s", "--", "--repo", "acme/shop"])
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
-            .output()
+            .env("FOLDER", folder)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
             .unwrap();
+        write!(shell.stdin.take().unwrap(), "{STANDINS}{script}\n{then}").unwrap();
+        shell.wait_with_output().unwrap()
+    }
+
+    fn said(output: &std::process::Output) -> String {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     #[test]
     fn a_shell_receives_every_value_unchanged() {
         let credentials = credentials();
+        let folder = tempfile::tempdir().unwrap();
+        // The second time everything is there already.
+        let [github, first, second] = [github(&credentials), gitlab(&credentials), gitlab(&credentials)]
+            .map(|script| said(&shell(folder.path(), &script, "")));
         for (name, value, _) in credentials.variables() {
-            assert_eq!(shell(&env(&credentials), &format!("printf %s \"${name}\"")), value);
-            for script in [github(&credentials), gitlab(&credentials)] {
-                assert!(shell(&script, "").contains(&format!("{name}={value}\n")), "{name}");
+            let then = format!("printf %s \"${name}\"");
+            assert_eq!(said(&shell(folder.path(), &env(&credentials), &then)), value);
+            for received in [&github, &first, &second] {
+                assert!(received.contains(&format!("{name}={value}\n")), "{name}: {received}");
             }
+        }
+        let token = std::fs::read_to_string(folder.path().join("BUILDKIT_OPERATOR_TOKEN")).unwrap();
+        assert_eq!(token, "variable update BUILDKIT_OPERATOR_TOKEN --raw --masked --repo acme/shop\n");
+    }
+
+    #[test]
+    fn the_first_command_that_fails_is_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        for script in [github(&credentials()), gitlab(&credentials())] {
+            let (head, rest) = script.split_once("set -e\n").unwrap();
+            let script = format!("{head}gh() {{ cat >/dev/null; return 3; }}\nset -e\n{rest}");
+            let output = shell(folder.path(), &script, "echo on");
+            assert!(!output.status.success() && output.stdout.is_empty(), "{output:?}");
         }
     }
 

@@ -28,5 +28,7 @@ pub(super) fn gather(args: &CredentialsArgs, url: Option<BaseUrl>, info: &Info) 
         (None, Some(host)) => format!("https://api.{host}:{port}"),
         (None, None) => info.api.clone(),
     };
-    made(Found { url, token, gateway: host.map(|host| (host, port)), path, expires: certificate.not_after }, &data)
+    let mend = format!("end `bko-install up`, delete {path}, and start it again: it makes the files anew");
+    let gateway = host.map(|host| (host, port));
+    made(Found { url, token, gateway, path, expires: certificate.not_after, mend }, &data)
 }

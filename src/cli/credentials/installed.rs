@@ -23,6 +23,8 @@ pub(in crate::cli) struct Installed {
     pub(in crate::cli) gateway_port: u16,
     /// Whether the gateway relays `api.<domain>` to the routing API.
     pub(in crate::cli) api_tls: bool,
+    /// The Deployment that could not be read for want of permission.
+    pub(in crate::cli) unread: Option<String>,
 }
 
 impl Default for Installed {
@@ -33,6 +35,7 @@ impl Default for Installed {
             gateway_host: None,
             gateway_port: DAEMON_PORT,
             api_tls: false,
+            unread: None,
         }
     }
 }
@@ -45,14 +48,14 @@ const TOKEN_VARIABLE: &str = "BUILDKIT_OPERATOR_AUTH_TOKEN";
 /// Reads them. Who may only read Secrets gets the defaults.
 pub(in crate::cli) async fn read(client: &kube::Client, place: &Place) -> Result<Installed, Failure> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), &place.operator_namespace);
+    let path = format!("{}/{SERVER}", place.operator_namespace);
     match deployments.get_opt(SERVER).await {
         Ok(Some(deployment)) => Ok(facts(&deployment)),
         Ok(None) => Ok(Installed::default()),
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Installed::default()),
-        Err(error) => {
-            let what = format!("cannot read Deployment \"{}/{SERVER}\"", place.operator_namespace);
-            Err(plain(&error).context(what).into())
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            Ok(Installed { unread: Some(path), ..Installed::default() })
         }
+        Err(error) => Err(plain(&error).context(format!("cannot read Deployment \"{path}\"")).into()),
     }
 }
 
@@ -118,6 +121,7 @@ mod tests {
             gateway_host: Some("b.example.org".into()),
             gateway_port: 443,
             api_tls: true,
+            unread: None,
         };
         assert_eq!(facts(&deployment(args, env)), want);
     }

@@ -238,6 +238,28 @@ pub(in crate::cli) fn frame(text: &str, height: u16, first: bool) -> String {
     out
 }
 
+/// A line over as many as it needs: the cause of an error stands at its end.
+pub(in crate::cli) fn wrapped(line: &str, width: u16) -> String {
+    let width = usize::from(width.max(1));
+    let (mut lines, mut last) = (Vec::new(), String::new());
+    for word in line.split(' ') {
+        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > width {
+            lines.push(std::mem::take(&mut last));
+        }
+        if !last.is_empty() {
+            last.push(' ');
+        }
+        last.push_str(word);
+        while last.chars().count() > width {
+            let rest = last.chars().skip(width).collect();
+            lines.push(last.chars().take(width).collect());
+            last = rest;
+        }
+    }
+    lines.push(last);
+    lines.join("\n")
+}
+
 fn none() -> String {
     "-".to_owned()
 }
@@ -338,6 +360,16 @@ pub(in crate::cli) mod tests {
         let mut broken = project("github.com/acme/\x1b[31mblog", Phase::Failed);
         (broken.reason, broken.in_flight.count) = (Some("ErrImagePull".into()), 2);
         vec![busy, warm, hot, broken, project("github.com/acme/docs", Phase::Idle)]
+    }
+
+    #[test]
+    fn a_long_line_is_cut_between_words_and_loses_nothing() {
+        assert_eq!(wrapped("trying again: no answer", 14), "trying again:\nno answer");
+        assert_eq!(wrapped("a abcdefgh b", 3), "a\nabc\ndef\ngh\nb");
+        assert_eq!(wrapped("", 80), "");
+        let long = format!("cannot ask {}: connection refused", "x".repeat(90));
+        let text = wrapped(&long, 80);
+        assert!(text.lines().all(|line| line.chars().count() <= 80) && text.ends_with("connection refused"), "{text}");
     }
 
     #[test]

@@ -12,6 +12,11 @@ pub enum Unsupported {
     /// One daemon at a time.
     #[error("buildctl builds for one architecture at a time: several need `docker buildx`")]
     Architectures,
+    /// Nor does buildx, when what comes out is one file.
+    #[error(
+        "an image of several architectures cannot be exported as one archive, as {0} asks: want --push, or --output type=local,dest=FOLDER"
+    )]
+    Archive(String),
     /// It knows no Docker.
     #[error("buildctl cannot load an image into Docker: that needs `docker buildx`")]
     Load,

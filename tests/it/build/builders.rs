@@ -1,6 +1,7 @@
 //! Each builder builds, with everything that can be asked of it.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
 
 use tokio::net::{TcpListener, TcpStream};
 
@@ -162,12 +163,19 @@ async fn several_architectures_are_one_image_from_one_builder() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_digest_is_what_the_builder_says() {
+    for kind in [Kind::Buildctl, Kind::Docker] {
+        let farm = Farm::start().await.only(kind);
+        let args = ["--output", "type=image,name=shop", "--digest-file", "digest", "--metadata-file", "metadata.json"];
+        ends_with(0, farm.build(&args)).await;
+        let digest = std::fs::read_to_string(farm.path("context/digest")).unwrap();
+        let metadata = std::fs::read_to_string(farm.path("context/metadata.json")).unwrap();
+        assert!(digest.starts_with("sha256:") && metadata.contains(digest.trim()), "{digest}\n{metadata}");
+        // As the umask has it, and not as buildctl does.
+        let mode = |file: &str| farm.path(file).metadata().unwrap().mode() & 0o777;
+        assert_eq!(mode("context/metadata.json"), mode("context/digest"));
+        farm.is_clean();
+    }
     let farm = Farm::start().await;
-    let args = ["--output", "type=image,name=shop", "--digest-file", "digest", "--metadata-file", "metadata.json"];
-    ends_with(0, farm.build(&args)).await;
-    let digest = std::fs::read_to_string(farm.path("context/digest")).unwrap();
-    let metadata = std::fs::read_to_string(farm.path("context/metadata.json")).unwrap();
-    assert!(digest.starts_with("sha256:") && metadata.contains(digest.trim()), "{digest}\n{metadata}");
     let printed = ends_with(1, farm.build(&["--digest-file", "digest", "--", "--output", "out"])).await;
     assert!(printed.contains("nothing was exported as an image"), "{printed}");
     farm.is_clean();

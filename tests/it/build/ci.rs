@@ -11,7 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
 use super::access::mint;
-use super::farm::{Farm, REPO, Running, TOKEN, ends, ends_with, stderr, which};
+use super::daemon::DOMAIN;
+use super::farm::{Farm, KEY, REPO, Running, TOKEN, ends, ends_with, stderr, which};
 
 const FOLDER: &str = "examples/ci";
 const SHA: &str = "0123456789abcdef";
@@ -126,8 +127,8 @@ async fn actions(name: &str, token: bool) {
     let ci = Ci::start().await;
     let pem = |file: &str| std::fs::read_to_string(ci.farm.path("certs").join(file)).unwrap();
     let values = BTreeMap::from([
-        ("github.repository", "acme/shop".to_owned()),
-        ("forgejo.repository", "acme/shop".to_owned()),
+        ("github.repository", "Acme/Shop".to_owned()),
+        ("forgejo.repository", "Acme/Shop".to_owned()),
         ("forgejo.server_url", "https://github.com".to_owned()),
         ("forgejo.actor", "alice".to_owned()),
         ("vars.REGISTRY", ci.registry.to_string()),
@@ -152,7 +153,7 @@ async fn actions(name: &str, token: bool) {
             .env("RUNNER_TEMP", ci.farm.path("runner"))
             .env("GITHUB_OUTPUT", ci.farm.path("output"))
             .env("GITHUB_SHA", SHA)
-            .env("GITHUB_REPOSITORY", "acme/shop")
+            .env("GITHUB_REPOSITORY", "Acme/Shop")
             .env("ACTIONS_ID_TOKEN_REQUEST_URL", format!("http://{identities}/token?v=2"))
             .env("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "of-the-job");
         for (name, value) in environment(job, &values).into_iter().chain(environment(step, &values)) {
@@ -281,6 +282,166 @@ async fn curl_and_buildx_build_and_release_however_it_ends() {
     wrong.env("BUILDKIT_OPERATOR_TOKEN", "hunter2");
     let printed = ends_with(1, wrong).await;
     assert!(printed.contains("error: no daemon: Unauthorized") && !printed.contains("hunter2"), "{printed}");
+    ci.farm.is_clean();
+}
+
+/// A farm on whose machine `docker` only notes what it is told.
+async fn noted() -> Farm {
+    let farm = Farm::start().await;
+    farm.remove_tool("docker");
+    std::fs::write(farm.path("bin/docker"), "#!/bin/sh\necho \"$*\" >>\"$HOME/docker\"\n").unwrap();
+    std::fs::set_permissions(farm.path("bin/docker"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    farm
+}
+
+fn noting(farm: &Farm, shell: &str) -> Command {
+    let mut command = Command::new(shell);
+    command.arg(std::fs::canonicalize(Path::new(FOLDER).join("build-curl.sh")).unwrap()).arg(".");
+    farm.environment(&mut command);
+    farm.certificates_in_variables(&mut command);
+    command.env("PATH", format!("{}:/usr/bin:/bin", farm.path("bin").display()));
+    command
+}
+
+fn key(name: &str, target: &str, arch: &str, untrusted: bool) -> String {
+    bko_install::key::Project::requested(REPO, name, target, arch, untrusted).unwrap().key().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_script_honours_every_variable() {
+    let farm = noted().await;
+    let pem = |file: &str| std::fs::read_to_string(farm.path("certs").join(file)).unwrap();
+    let packed = |file: &str| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, pem(file));
+    let one_line = pem("cert.pem").trim().replace('\n', "\\n");
+    let file = farm.path("certs/key.pem").display().to_string();
+    let certs = farm.path("certs").display().to_string();
+    let blank = " ".to_owned();
+    let own = |name: &str, value: &str| (format!("BUILDKIT_OPERATOR_{name}"), value.to_owned());
+    let cases = [
+        (vec![own("UNTRUSTED", "true")], key("", "", "amd64", true), ""),
+        (vec![own("UNTRUSTED", "No"), own("NAME", "web")], key("web", "", "amd64", false), ""),
+        (
+            vec![own("TARGET", "build"), own("ARCH", "linux/arm64")],
+            key("", "build", "arm64", false),
+            "--target build .",
+        ),
+        (vec![own("GATEWAY_PORT", "4321"), own("GATEWAY_IP", "::1")], KEY.to_owned(), " tcp://[::1]:4321"),
+        (
+            vec![own("GATEWAY_HOST", "else.where"), own("GATEWAY_PORT", "9"), own("GATEWAY_IP", "")],
+            KEY.to_owned(),
+            &format!(" tcp://buildkitd-{KEY}.else.where:9"),
+        ),
+        (vec![own("GATEWAY_HOST", "else.where")], KEY.to_owned(), &format!("servername=buildkitd-{KEY}.else.where ")),
+        (vec![own("ROUTE_WAIT", "5m")], KEY.to_owned(), &format!("servername=buildkitd-{KEY}.{DOMAIN} ")),
+        (vec![own("CA", &packed("ca.pem")), own("CERT", &one_line), own("KEY", &file)], KEY.to_owned(), ""),
+        (vec![own("CLIENT_CERTS", &certs), own("KEY", "")], KEY.to_owned(), ""),
+        (vec![own("API_CA", &packed("ca.pem"))], KEY.to_owned(), ""),
+        (vec![own("NAME", &blank), own("SECRETS", ""), own("TOKEN", " s3cret\n")], KEY.to_owned(), ""),
+        (vec![own("REPO", "https://oauth2:hunter2@github.com/Acme/Shop.git")], KEY.to_owned(), ""),
+    ];
+    for (variables, key, told) in cases {
+        for shell in ["dash", "bash"] {
+            let before = farm.memory.seen().persisted;
+            let _ = std::fs::remove_file(farm.path("home/docker"));
+            let mut command = noting(&farm, shell);
+            command.envs(variables.iter().map(|(name, value)| (name, value)));
+            ends_with(0, command).await;
+            let seen = farm.memory.seen();
+            assert!(seen.projects.contains_key(&key) && seen.persisted > before, "{variables:?}: no {key}");
+            let commands = std::fs::read_to_string(farm.path("home/docker")).unwrap();
+            assert!(commands.contains(told), "{variables:?}: no \"{told}\" in {commands}");
+            farm.is_clean();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_script_refuses_what_it_cannot_honour_before_anybody_is_called() {
+    let farm = noted().await;
+    for (name, value, part) in [
+        ("UNTRUSTED", "perhaps", "want true or false"),
+        ("ARCH", "amd64,arm64", "want amd64 or arm64"),
+        ("ARCH", "riscv64", "want amd64 or arm64"),
+        ("ROUTE_WAIT", "soon", "want seconds"),
+        ("ROUTE_WAIT", "m", "want seconds"),
+        ("ROUTE_WAIT", "1h30m", "want seconds"),
+        ("SECRETS", "npm=hunter2", "--secret id=NAME,env=VARIABLE"),
+        ("GATEWAY_HOST", "a/b", "want a domain"),
+        ("GATEWAY_PORT", "x", "want 1 to 65535"),
+        ("GATEWAY_IP", "here", "want an IPv4 or IPv6 address"),
+        ("TOKEN", "Bearer hunter2", "is not the token alone"),
+        ("CA", "hunter2", "BUILDKIT_OPERATOR_CA is neither PEM"),
+        ("CERT", "aHVudGVyMg==", "BUILDKIT_OPERATOR_CERT is neither PEM"),
+        ("KEY", "/no/such/file", "BUILDKIT_OPERATOR_KEY is neither PEM"),
+        ("API_CA", "hunter2", "BUILDKIT_OPERATOR_API_CA is neither PEM"),
+        ("CLIENT_CERTS", "/no/such/folder", "wants a folder with ca.pem"),
+        ("KEY", "", "BUILDKIT_OPERATOR_KEY is not set"),
+        ("BUILDD_URL", "", "BUILDKIT_OPERATOR_BUILDD_URL is not set"),
+        ("REPO", "", "BUILDKIT_OPERATOR_REPO is not set"),
+    ] {
+        let mut command = noting(&farm, "dash");
+        command.env(format!("BUILDKIT_OPERATOR_{name}"), value);
+        let printed = ends_with(2, command).await;
+        assert!(printed.starts_with("error: ") && printed.contains(part), "{name}={value}: {printed}");
+        assert_eq!(printed.lines().count(), 1, "{printed}");
+        assert!(!printed.contains("hunter2"), "{printed}");
+        farm.is_clean();
+    }
+    assert!(farm.memory.seen().calls.is_empty() && !farm.path("home/docker").exists());
+}
+
+/// A variable that docs/build.md gains must be in the script, too.
+#[test]
+fn every_documented_variable_is_in_the_script() {
+    let docs = std::fs::read_to_string("docs/build.md").unwrap();
+    let script = std::fs::read_to_string(Path::new(FOLDER).join("build-curl.sh")).unwrap();
+    let rows = docs.lines().filter(|line| line.starts_with("| `BUILDKIT_OPERATOR_"));
+    let cells: Vec<_> = rows.map(|row| row.split('|').nth(1).unwrap()).collect();
+    let names: Vec<_> = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    assert!(names.len() > 12, "{names:?}");
+    let first = |name: &str| name.strip_prefix("BUILDKIT_OPERATOR_").or(name.strip_prefix('_')).map(str::to_owned);
+    for name in names {
+        // `BUILDKIT_OPERATOR_GATEWAY_HOST`, `_PORT`: the second one is GATEWAY_PORT.
+        let name = first(name).map(|name| if name == "PORT" { "GATEWAY_PORT".to_owned() } else { name }).unwrap();
+        let read = ["given", "need", "secret", "pem"].iter().any(|how| script.contains(&format!("{how} {name}")));
+        assert!(read, "the script does not read BUILDKIT_OPERATOR_{name}");
+    }
+}
+
+/// The lines of the README, for a machine on which DNS knows no daemon.
+fn readme(ci: &Ci) -> String {
+    let text = std::fs::read_to_string("README.md").unwrap();
+    let (_, rest) = text.split_once("with `curl` and `docker buildx`:\n\n```sh\n").unwrap();
+    let (snippet, _) = rest.split_once("```").unwrap();
+    let daemon = ci.farm.gateway;
+    let ours = snippet
+        .replace("--driver remote \"$(field endpoint)\"", &format!("--driver remote \"tcp://{daemon}\""))
+        .replace("\"cacert=", &format!("\"servername=buildkitd-{KEY}.{DOMAIN},cacert="))
+        .replace("registry.example.org", &ci.registry.to_string());
+    assert!(ours.contains("servername=") && ours.contains(&format!("tcp://{daemon}")), "{ours}");
+    ours
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_readme_s_lines_build_again_and_again_and_stop_at_the_first_error() {
+    let ci = Ci::start().await;
+    let (script, image) = (readme(&ci), format!("{}/shop:1", ci.registry));
+    for shell in ["dash", "dash", "bash"] {
+        ends_with(0, ci.shell(&[shell, "-c"], &script)).await;
+        ci.has(&image).await;
+        ci.farm.is_clean();
+        assert!(ci.farm.builders().is_empty());
+    }
+    ci.farm.dockerfile("RUN exit 7");
+    ends_with(1, ci.shell(&["dash", "-c"], &script)).await;
+    ci.farm.is_clean();
+    assert!(ci.farm.builders().is_empty());
+    let calls = ci.farm.memory.seen().calls.clone();
+    let mut wrong = ci.shell(&["dash", "-c"], &script);
+    wrong.env("BUILDKIT_OPERATOR_TOKEN", "hunter2");
+    let printed = ends_with(22, wrong).await;
+    assert!(printed.contains("401") && !printed.contains("buildx"), "{printed}");
+    assert_eq!(ci.farm.memory.seen().calls, calls);
     ci.farm.is_clean();
 }
 

@@ -165,6 +165,7 @@ glab() {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "what a command was handed is in a file")]
     fn a_shell_receives_every_value_unchanged() {
         let credentials = credentials();
         let folder = tempfile::tempdir().unwrap();

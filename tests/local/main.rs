@@ -83,7 +83,8 @@ fn tests() -> Vec<Test<Machine>> {
         test!(mounts::what_a_killed_daemon_left_is_in_nobodys_way).limit(Duration::from_secs(240)),
         test!(mounts::a_cache_that_cannot_be_removed_keeps_nothing_down),
         test!(terminal::up_draws_on_a_terminal_and_tells_elsewhere),
-        test!(unit::systemd_finds_nothing_wrong_with_the_unit),
+        test!(unit::systemd_finds_nothing_wrong_with_the_units),
+        test!(unit::nothing_in_the_units_reaches_the_steps_of_builds),
         test!(fetch::buildkit_comes_out_of_its_image_however_often_the_registry_cuts).limit(Duration::from_secs(240)),
         test!(storage::every_file_system_keeps_and_copies_caches).serial(),
     ]

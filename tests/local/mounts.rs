@@ -31,7 +31,14 @@ fn sleeping(seconds: u32) -> Vec<PathBuf> {
 
 /// A build whose step runs.
 async fn building(farm: &mut Farm, seconds: u32) -> anyhow::Result<(Routed, tokio::process::Child)> {
-    let routed = farm.route(REPO)?;
+    // A daemon that died young is not started again at once.
+    let mut answer = None;
+    farm.until("a route is answered", SOON, |farm| {
+        answer = farm.route(REPO).ok();
+        Ok(answer.is_some())
+    })
+    .await?;
+    let routed = answer.context("no route")?;
     let mut command = tokio::process::Command::from(farm.buildctl(
         &routed.endpoint,
         &format!("mounted-{seconds}"),
@@ -43,9 +50,9 @@ async fn building(farm: &mut Farm, seconds: u32) -> anyhow::Result<(Routed, toki
     Ok((routed, build))
 }
 
-fn kill_daemons(farm: &Farm) -> anyhow::Result<()> {
+fn signal_daemons(farm: &Farm, signal: Signal) -> anyhow::Result<()> {
     for (pid, _) in farm.daemons() {
-        kill_process(Pid::from_raw(i32::try_from(pid)?).context("no process id")?, Signal::KILL)?;
+        kill_process(Pid::from_raw(i32::try_from(pid)?).context("no process id")?, signal)?;
     }
     Ok(())
 }
@@ -61,9 +68,11 @@ pub(crate) async fn what_a_killed_daemon_left_is_in_nobodys_way(machine: Arc<Mac
     for (flags, seconds) in [(&[][..], 611), (&["--cgroup="][..], 612)] {
         let mut farm = Farm::up(&machine.tools, Who::Root, flags).await?;
         let (routed, _build) = building(&mut farm, seconds).await?;
-        // Both die: what is mounted stays, and the next `up` begins all the same.
+        // Both die, the daemon before it hears that its client has gone: what is mounted stays, and the next `up`
+        // begins all the same.
+        signal_daemons(&farm, Signal::STOP)?;
         farm.kill()?;
-        kill_daemons(&farm)?;
+        signal_daemons(&farm, Signal::KILL)?;
         farm.until("the daemon ends", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
         ensure!(!mounted(&farm)?.is_empty(), "nothing was left: this tests nothing");
         farm.start().await?;
@@ -73,12 +82,12 @@ pub(crate) async fn what_a_killed_daemon_left_is_in_nobodys_way(machine: Arc<Mac
         .await?;
         // The daemon alone dies.
         let (_, _build) = building(&mut farm, seconds + 10).await?;
-        kill_daemons(&farm)?;
+        signal_daemons(&farm, Signal::KILL)?;
         farm.until("its step ends", SOON, |farm| Ok(mounted(farm)?.is_empty() && sleeping(seconds + 10).is_empty()))
             .await?;
         // `rm` in the midst of a build leaves nothing.
         let (_, _build) = building(&mut farm, seconds + 20).await?;
-        kill_daemons(&farm)?;
+        signal_daemons(&farm, Signal::KILL)?;
         let removed = farm.run("rm", &["--cut-builds", &routed.key])?;
         ensure!(removed.status.success(), "{removed:?}\n{}", farm.said());
         ensure!(unfinished(&farm)?.is_empty() && mounted(&farm)?.is_empty(), "{:?}", unfinished(&farm)?);

@@ -102,6 +102,7 @@ impl Keeper {
         if let Some(mut running) = self.running.take() {
             let patience = if self.core.cutting.is_cancelled() { Duration::from_secs(2) } else { PATIENCE };
             running.process.stop(patience).await;
+            self.core.clear(self.key.as_str()).await;
         }
         self.core.uncut(self.key.as_str());
         (self.observed, self.told, self.held_since) = (None, None, None);

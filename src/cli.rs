@@ -107,7 +107,7 @@ pub enum Command {
     /// List and show profiles
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
-    /// List and export certificates
+    /// List, export, make and replace certificates
     #[command(subcommand)]
     Certs(certs::CertsCommand),
     /// Write this executable as an OCI image; needs no Docker

@@ -53,6 +53,11 @@ impl Cluster {
         Self { kinds: Arc::new(kinds::Kinds::new(client.clone())), client, limits, interrupt, report }
     }
 
+    /// The client, for requests that are none of an installation's.
+    pub fn client(&self) -> kube::Client {
+        self.client.clone()
+    }
+
     /// Tells what happens.
     pub fn report(&self, event: Event) {
         (self.report)(event);

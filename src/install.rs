@@ -5,6 +5,7 @@
 
 mod desired;
 mod fault;
+pub mod secrets;
 mod status;
 
 use jiff::Timestamp;

@@ -3,7 +3,7 @@
 mod bundle;
 mod init;
 mod plan;
-mod session;
+pub(in crate::cli) mod session;
 mod status;
 
 use clap::{Args, Subcommand};

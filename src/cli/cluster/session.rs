@@ -14,7 +14,7 @@ use crate::install::InstallError;
 
 /// Connects, and makes Ctrl-C end the run after the requests in flight; the
 /// second Ctrl-C ends it at once.
-pub(super) async fn open(
+pub(in crate::cli) async fn open(
     global: &Global,
     concurrency: u16,
     timeout: Duration,
@@ -52,7 +52,7 @@ fn now() -> tokio::time::Instant {
 }
 
 /// An installation's error, with its exit code and how to mend it.
-pub(super) fn failure(error: InstallError) -> Failure {
+pub(in crate::cli) fn failure(error: InstallError) -> Failure {
     match error {
         InstallError::Apply(error) => request(error),
         InstallError::Observe(mut errors) if errors.len() == 1 => match errors.pop() {

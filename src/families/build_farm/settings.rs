@@ -27,6 +27,8 @@ pub struct Settings {
     pub companion: Option<String>,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
+    /// Whether it has cert-manager's keys instead: `ca.crt`, `tls.crt`, `tls.key`.
+    pub cert_manager_certs: bool,
     /// StorageClass stamped on new projects; the cluster's default when absent.
     pub storage_class: Option<String>,
     /// Cache size stamped on new projects, in GiB.
@@ -69,6 +71,7 @@ impl Default for Settings {
             scheduling: Scheduling::default(),
             companion: None,
             certs_secret: "buildkit-daemon-certs".to_owned(),
+            cert_manager_certs: false,
             storage_class: None,
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),

@@ -304,7 +304,7 @@ fn renew_authority(
     let made = make_authority(spec, current.and_then(|data| data.get(CA_KEY)), now)?;
     let Some(current) = current else { return Ok(made) };
     let mut data = current.clone();
-    let others = data.get(CA).map(|pem| rotate::without_first(pem)).unwrap_or_default();
+    let others = data.get(CA).map(rotate::without_first).unwrap_or_default();
     data.insert(CA, [made.get(CA).unwrap_or_default(), &others].concat());
     Ok(data)
 }

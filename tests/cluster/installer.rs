@@ -2,11 +2,15 @@
 //! played; what a node has to say about images is written into their status.
 
 mod access;
+mod certificates;
+mod exports;
 mod faults;
 mod refusals;
 mod runs;
 
 pub(crate) use access::*;
+pub(crate) use certificates::*;
+pub(crate) use exports::*;
 pub(crate) use faults::*;
 pub(crate) use refusals::*;
 pub(crate) use runs::*;

@@ -139,7 +139,7 @@ mod tests {
         named.last_mut().unwrap().dns_names.push("*.builds.svc".to_owned());
         let made = materialise(&named, &LiveSecrets::new(), at("2030-01-01T00:00:00Z")).unwrap();
         let live = made.into_iter().filter(|one| !gone.contains(&one.spec.name.as_str())).map(|one| {
-            let secret = LiveSecret { data: one.data.unwrap(), certificate_name: None };
+            let secret = LiveSecret { data: one.data.unwrap(), ..LiveSecret::default() };
             ((one.spec.namespace, one.spec.secret), secret)
         });
         let mut out = Vec::new();
@@ -194,6 +194,7 @@ mod tests {
             secret: "a/b".to_owned(),
             verdict: "issue",
             reason: "there is no such Secret".to_owned(),
+            rotation: None,
             certificate: None,
         };
         let mut out = Vec::new();

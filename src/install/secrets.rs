@@ -46,7 +46,9 @@ pub async fn ensure(cluster: &Cluster, declared: &Declarations, how: &How) -> Re
     let mut all: BTreeMap<String, Ensured> = BTreeMap::new();
     let mut renew = how.renew.clone();
     for round in 1.. {
-        let live = desired::live_secrets(cluster, &declared.certificates, declared.generated.iter()).await?;
+        // What may not be written need not be read either.
+        let values = declared.generated.iter().filter(|_| !how.leaves_only);
+        let live = desired::live_secrets(cluster, &declared.certificates, values).await?;
         let mut raced = false;
         for step in steps(cluster, declared, how.leaves_only, &renew, &live)? {
             let secret = step.path();

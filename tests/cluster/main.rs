@@ -62,6 +62,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::an_authority_is_replaced_stage_by_stage),
         test!(installer::daemons_that_do_not_know_the_new_authority_stop_a_rotation),
         test!(installer::a_rotation_is_completed_after_a_kill),
+        test!(installer::the_server_renews_what_is_about_to_end),
         test!(installer::secrets_that_others_make_are_asked_for_with_the_command),
         test!(installer::cert_manager_is_waited_for).serial(),
         test!(installer::a_load_balancer_that_never_comes_is_a_warning),

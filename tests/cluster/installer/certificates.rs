@@ -130,6 +130,42 @@ pub(crate) async fn daemons_that_do_not_know_the_new_authority_stop_a_rotation(
     Ok(())
 }
 
+/// By the server's own service account, whose role is the installation's.
+pub(crate) async fn the_server_renews_what_is_about_to_end(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "renewal");
+    farm.init(&[]).await?.expect(0);
+    let before = farm.secrets().await?;
+    let scratch = tempfile::tempdir()?;
+    let kubeconfig = farm.as_account("buildkit-operator-buildd", scratch.path()).await?;
+    let mut declared: Value = serde_json::from_str(&farm.declared().await?)?;
+    // As if it were almost at its end.
+    for certificate in declared["certificates"].as_array_mut().into_iter().flatten() {
+        if certificate["name"] == "daemon" {
+            certificate["renewBefore"] = certificate["lifetime"].clone();
+        }
+    }
+    let file = scratch.path().join("secrets.json");
+    std::fs::write(&file, declared.to_string())?;
+    let (file, builds, operator) = (file.display().to_string(), &farm.names.builds, &farm.names.operator);
+    let flags = ["--namespace", builds, "--pod-namespace", operator, "--renew-certificates", &file];
+    let server = crate::farm::Server::through(&kubeconfig, &flags, &[]).await?;
+    let key = format!("{builds}/buildkit-daemon-certs/cert.pem");
+    let secrets: Api<Secret> = Api::namespaced(farm.client(), builds);
+    let renewed = |secret: Option<&Secret>| {
+        let live = secret.and_then(|secret| secret.data.as_ref()?.get("cert.pem"));
+        live.is_some_and(|live| live.0 != before[&key])
+    };
+    let wait = kube::runtime::wait::await_condition(secrets, "buildkit-daemon-certs", renewed);
+    tokio::time::timeout(Duration::from_secs(30), wait).await.context("it is not renewed")??;
+    let after = farm.secrets().await?;
+    let changed: Vec<&String> = after.keys().filter(|key| before.get(*key) != after.get(*key)).collect();
+    assert_eq!(changed, [&key, &key.replace("cert.pem", "key.pem")]);
+    let live = LiveCertificate::read_leaf(&farm.daemon().await?)?;
+    assert!(live.is_signed_by(&live.trusted[0]));
+    server.terminate().await?;
+    farm.changes_nothing().await
+}
+
 /// Wherever it is cut, the same command completes it, and no authority is lost.
 pub(crate) async fn a_rotation_is_completed_after_a_kill(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = Farm::new(cluster, "cut");

@@ -2,6 +2,7 @@
 //! kubectl, Flux and Argo CD take.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use anyhow::ensure;
 use bko_install::manifest::{self, Bundle, ObjectId, Runlevel};
@@ -41,20 +42,31 @@ impl Farm {
         Ok(())
     }
 
+    /// A kubeconfig of one of the installation's service accounts.
+    pub(super) async fn as_account(&self, name: &str, dir: &Path) -> anyhow::Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), &self.names.operator);
+        let request = serde_json::from_value(serde_json::json!({"spec": {"audiences": []}}))?;
+        let token = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+        let token = token.status.and_then(|status| status.token).context("no token")?;
+        let kubeconfig = dir.join("kubeconfig");
+        kubeconfig_with_token(&self.cluster, &token, &kubeconfig)?;
+        Ok(kubeconfig)
+    }
+
+    /// What the installation says that it makes.
+    pub(super) async fn declared(&self) -> anyhow::Result<String> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client(), &self.names.operator);
+        let map = maps.get("buildkit-operator-secrets").await?.data.unwrap_or_default();
+        Ok(map.get("secrets.json").context("no declarations")?.clone())
+    }
+
     /// What the Job of an export runs, as its service account, which holds
     /// nothing but the export's own Role.
     async fn bootstrap(&self) -> anyhow::Result<Run> {
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), &self.names.operator);
-        let request = serde_json::from_value(serde_json::json!({"spec": {"audiences": []}}))?;
-        let account = "buildkit-operator-bootstrap";
-        let token = accounts.create_token_request(account, &PostParams::default(), &request).await?;
-        let token = token.status.and_then(|status| status.token).context("no token")?;
         let scratch = tempfile::tempdir()?;
-        let (kubeconfig, declared) = (scratch.path().join("kubeconfig"), scratch.path().join("secrets.json"));
-        kubeconfig_with_token(&self.cluster, &token, &kubeconfig)?;
-        let maps: Api<ConfigMap> = Api::namespaced(self.client(), &self.names.operator);
-        let map = maps.get("buildkit-operator-secrets").await?.data.unwrap_or_default();
-        std::fs::write(&declared, map.get("secrets.json").context("no declarations")?)?;
+        let kubeconfig = self.as_account("buildkit-operator-bootstrap", scratch.path()).await?;
+        let declared = scratch.path().join("secrets.json");
+        std::fs::write(&declared, self.declared().await?)?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
         command.args(["certs", "issue", "--declared"]).arg(declared).arg("--kubeconfig").arg(kubeconfig);
         Run::new(command.stdin(Stdio::null()).output().await?)

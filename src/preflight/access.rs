@@ -224,16 +224,24 @@ fn place(namespace: Option<&str>) -> String {
     namespace.map_or_else(|| " in the whole cluster".to_owned(), |namespace| format!(" in namespace \"{namespace}\""))
 }
 
+/// What is lacking of one resource.
+#[derive(Default)]
+struct Lacking<'a> {
+    verbs: BTreeSet<&'a str>,
+    /// Of the objects that it is about; nothing when it is about any.
+    names: BTreeSet<&'a str>,
+}
+
 /// One line for each resource: `create, patch deployments.apps in namespace "x"`.
 fn lines(lacking: &BTreeSet<&Permission>) -> Vec<String> {
-    let mut by_resource: BTreeMap<(Option<&str>, &str, &str), (BTreeSet<&str>, BTreeSet<&str>)> = BTreeMap::new();
+    let mut by_resource: BTreeMap<(Option<&str>, &str, &str), Lacking<'_>> = BTreeMap::new();
     for permission in lacking {
         let key = (permission.namespace.as_deref(), permission.group.as_str(), permission.resource.as_str());
-        let (verbs, names) = by_resource.entry(key).or_default();
+        let Lacking { verbs, names } = by_resource.entry(key).or_default();
         verbs.insert(&permission.verb);
         names.extend(permission.name.as_deref());
     }
-    let line = |((namespace, group, name), (verbs, names)): (_, (BTreeSet<&str>, BTreeSet<&str>))| {
+    let line = |((namespace, group, name), Lacking { verbs, names })| {
         let verbs = verbs.into_iter().collect::<Vec<_>>().join(", ");
         let names: Vec<String> = names.into_iter().map(|name| format!(" \"{name}\"")).collect();
         let names = if names.len() > 3 { String::new() } else { names.join(",") };

@@ -186,7 +186,8 @@ pub fn stop(args: &StopArgs, global: &Global) -> Result<(), Failure> {
     let path = format!("/projects/{}/stop?cut={}", args.key, args.cut_builds);
     super::block_on(async {
         ask::<()>(&socket, Method::POST, &path, PATIENCE).await.map_err(refused)?;
-        report::message(global, &format!("{} goes to zero", args.key));
+        let how = if args.cut_builds { "is stopped" } else { "goes to zero" };
+        report::message(global, &format!("{} {how}", args.key));
         Ok(())
     })
 }

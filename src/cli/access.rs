@@ -199,8 +199,9 @@ pub(super) fn hint(error: &ApiError, shown: Shown) -> Option<String> {
     Some(match error {
         ApiError::Refused { status, text, .. } => match status.as_u16() {
             401 => unauthorized(text, shown).into(),
-            403 => {
-                "this repository is not among those that the farm serves: `oidc.repoAllowlist`, docs/identity.md".into()
+            // Any other reason speaks for itself.
+            403 if text.starts_with("Forbidden") => {
+                "this repository is not among those that the farm lets this caller build: docs/identity.md".into()
             }
             404 => "is that the address of the routing API? `bko-install credentials` prints it".into(),
             _ => return None,

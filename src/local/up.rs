@@ -86,6 +86,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
     core.runtime.close();
     core.writer.end();
     let _ = std::fs::remove_file(layout.control());
+    let _ = std::fs::remove_file(layout.run().join("token"));
     ended
 }
 

@@ -264,7 +264,14 @@ impl Farm {
         self.request_as(&token, method, path, body)
     }
 
-    fn request_as(&self, token: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+    /// One request with a token; status and body.
+    pub(crate) fn request_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> anyhow::Result<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.ports.api))?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         write!(

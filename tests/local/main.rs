@@ -72,6 +72,8 @@ fn tests() -> Vec<Test<Machine>> {
         test!(killed::a_daemon_that_no_project_knows_of_is_ended),
         test!(killed::a_daemon_that_dies_is_started_again),
         test!(faults::the_second_on_a_folder_is_told_who_has_it),
+        test!(faults::flags_that_cannot_work_are_refused_at_once),
+        test!(faults::a_given_token_is_handed_to_clients_on_the_host),
         test!(faults::a_taken_port_is_named_with_its_flag),
         test!(faults::a_daemon_that_cannot_start_is_told_with_its_last_word),
         test!(faults::a_damaged_state_is_told_and_caches_are_found_again),

@@ -176,7 +176,8 @@ fn tell_what_is_waited_for(core: &Core, info: &Info) {
         let (key, status) = (&record.project.spec.key, record.project.status_or_default());
         let entries = lifecycle::live_entries(&status, core.settings.max_build, Timestamp::now());
         let since: Vec<_> = entries.map(|entry| entry.since.0).collect();
-        let running = core.index.live(key).and_then(|live| live.observation).map_or(0, |seen| seen.borrow().active.len());
+        let running =
+            core.index.live(key).and_then(|live| live.observation).map_or(0, |seen| seen.borrow().active.len());
         if since.is_empty() && running == 0 {
             continue;
         }

@@ -155,7 +155,7 @@ pub(crate) async fn flags_that_cannot_work_are_refused_at_once(machine: Arc<Mach
     for (flags, code, words) in [
         (&["--auth-token=x", "--auth-open"][..], 2, "--auth-open lets everybody call"),
         (&["--cache-budget=0"], 2, "want more than 0 bytes"),
-        (&["--buildkit=/bin/ls"], 2, "\"/bin/ls\" is no buildkitd"),
+        (&["--buildkit=/bin/ls"], 2, "/bin/ls\" is no buildkitd: asked"),
     ] {
         let farm = Farm::new(&machine.tools, Who::Root, &[])?;
         let mut command = farm.up_command();

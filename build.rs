@@ -12,7 +12,7 @@ const VARIANTS: &str = "tests/mutants/variants.diff";
 
 /// What the copy is made of, and the modules that it takes from the library.
 const ROOTS: [&str; 2] = ["families/build_farm", "runtime/lease"];
-const FROM_LIBRARY: [&str; 4] = ["api", "args", "defaults", "directory"];
+const FROM_LIBRARY: [&str; 5] = ["api", "args", "defaults", "directory", "scheduling"];
 
 fn main() {
     for folder in ["manifests", "profiles", "certs"] {

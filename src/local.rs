@@ -27,6 +27,7 @@ pub mod keeper;
 pub mod layout;
 pub mod lock;
 pub mod log;
+pub mod mounts;
 pub mod process;
 pub mod procfs;
 pub mod programs;

@@ -24,6 +24,9 @@ use crate::provisioner::project::{Page, Summary};
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a project may take to be removed; the farm answers before.
+const ERASE: Duration = Duration::from_secs(150);
+
 /// How long a cache may take to be pruned.
 const PRUNE: Duration = Duration::from_secs(660);
 
@@ -201,7 +204,7 @@ pub fn rm(args: &RmArgs, global: &Global) -> Result<(), Failure> {
     super::block_on(async {
         for key in &args.keys {
             let path = format!("/projects/{key}?cut={}", args.cut_builds);
-            ask::<()>(&socket, Method::DELETE, &path, PATIENCE).await.map_err(refused)?;
+            ask::<()>(&socket, Method::DELETE, &path, ERASE).await.map_err(refused)?;
             report::message(global, &format!("removed {key}"));
         }
         Ok(())

@@ -23,8 +23,8 @@ use screen::Screen;
 #[derive(Debug, Args)]
 #[command(
     after_long_help = "Every project gets a buildkitd of its own, as a process of this host, with a cache below \
-    the state folder. Ctrl-C lets builds end first, the second one does not. Killed in any other way, the daemons and \
-    their builds go on, and the next `up` on the same folder takes them over.\n\n\
+    the state folder. Ctrl-C lets builds end first, the second one does not. Killed in any other way, clients lose \
+    their builds; daemons and caches stay, and the next `up` on the same folder takes them over.\n\n\
     On a terminal its last lines show every project with its builds; elsewhere, and with --plain, a line tells of \
     everything that begins and ends."
 )]
@@ -122,9 +122,11 @@ fn fetched(screen: Option<&Screen>, quiet: bool, said: &AtomicU64, came: u64, to
 fn failure(error: UpError) -> Failure {
     let code = match &error {
         UpError::Layout(_)
+        | UpError::Owner(..)
         | UpError::Route(_)
         | UpError::Domain(_)
         | UpError::NoDomain(_)
+        | UpError::PlainApi(_)
         | UpError::SamePort(_)
         | UpError::NoPort
         | UpError::OpenWithToken

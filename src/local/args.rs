@@ -58,7 +58,7 @@ pub struct UpArgs {
     #[arg(long, env = "BUILDKIT_OPERATOR_GATEWAY_DOMAIN", value_name = "DOMAIN", default_value = "",
           value_parser = domain_or_nothing)]
     pub domain: String,
-    /// Address of the routing API, without TLS
+    /// Loopback address of the routing API, without TLS; other hosts use `https://api.<domain>`
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub api_listen: ListenAddress,
     /// Address of /metrics, /healthz and /readyz

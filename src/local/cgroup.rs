@@ -95,6 +95,13 @@ impl Cgroups {
         }
     }
 
+    /// Ends what a daemon left behind that runs no more.
+    pub async fn clear(&self, key: &str) {
+        let folders = self.place.mounts.iter().map(|mount| below(mount, &self.parent(key)));
+        let folders = folders.filter(|folder| folder.exists()).collect();
+        Group { folders, others: self.others(&self.parent(key)) }.end().await;
+    }
+
     /// The cgroup that a daemon of an earlier run is in.
     pub fn find(&self, key: &str, pid: u32) -> Option<Group> {
         let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;

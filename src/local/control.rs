@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 use super::core::Core;
 use super::farm::Farm;
 use super::record::Record;
+use super::storage;
 use super::writer::{Change, WriteError};
 use crate::client::shell::quote;
 use crate::families::build_farm::ledger::Outcome;
@@ -107,7 +108,7 @@ type Shared = State<Arc<Control>>;
 const LATE: Duration = Duration::from_secs(2);
 
 /// Pause between two looks at that.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// How long the end of a daemon is waited for; whoever asks waits for 10 s.
 const ENDED: Duration = Duration::from_secs(8);
@@ -247,7 +248,7 @@ async fn stop(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Removes a project with its cache.
+/// Removes a project with its cache: 200 when both are gone, 202 when that takes longer.
 async fn remove(
     State(control): Shared,
     Segment(key): Segment<String>,
@@ -258,11 +259,29 @@ async fn remove(
         true => control.core.cut(key.as_str()),
         false => control.free(&key).await?,
     }
-    control.core.writer.submit(key.as_str(), Change::Remove).await?;
-    control.ended(&key).await;
-    control.core.uncut(key.as_str());
-    Ok(StatusCode::ACCEPTED)
+    let core = &control.core;
+    core.writer.submit(key.as_str(), Change::Remove).await?;
+    let layout = &core.common.layout;
+    // Its folder goes last. One that is routed to again begins anew.
+    let gone = async {
+        while layout.daemon(key.as_str()).exists() && core.index.get(key.as_str()).is_none() {
+            sleep(LOOK).await;
+        }
+    };
+    let gone = timeout(ERASE, gone).await.is_ok();
+    core.uncut(key.as_str());
+    match core.storage.left(&layout.cache(key.as_str())) {
+        Some(why) => Err(Refusal::Failed(format!(
+            "the project is removed, but not all of its cache, which is tried again every {} s: {why}",
+            storage::AGAIN.as_secs()
+        ))),
+        None if gone => Ok(StatusCode::OK),
+        None => Ok(StatusCode::ACCEPTED),
+    }
 }
+
+/// How long `rm` waits for a cache to be gone.
+const ERASE: Duration = Duration::from_secs(120);
 
 /// What pruning one cache came to.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -282,6 +301,7 @@ async fn prune(State(control): Shared, Segment(key): Segment<String>) -> Result<
     let (key, _) = control.find(&key)?;
     let core = &control.core;
     if let Some(_cache) = core.caches.try_take(key.as_str()) {
+        core.clear(key.as_str()).await;
         let removed = core.storage.remove(&core.common.layout.cache(key.as_str())).await;
         removed.map_err(|error| Refusal::Failed(error.to_string()))?;
         return Ok(Json(Pruned { bytes: None, removed: true }));

@@ -127,6 +127,11 @@ impl Core {
         self.unisolated_forks || self.runtime.isolates()
     }
 
+    /// Ends and unmounts what a dead daemon left below its cache. Only for who has that cache alone.
+    pub(super) async fn clear(&self, key: &str) {
+        self.runtime.clear(key, &self.common.layout.cache(key)).await;
+    }
+
     /// A point on the monotonic clock.
     pub fn now(&self) -> Duration {
         self.clock.now()

@@ -205,8 +205,10 @@ impl Keeper {
         let (layout, key) = (&self.core.common.layout, self.key.as_str());
         let _cache = self.core.caches.take(key).await;
         let _ = std::fs::remove_file(layout.socket(key));
+        self.core.clear(key).await;
         if let Err(error) = self.core.storage.remove(&layout.cache(key)).await {
-            tracing::warn!(project.key = key, error = %error, "a cache could not be removed");
+            let error = start::chain(&error);
+            tracing::warn!(project.key = key, error, "a cache could not be removed whole, trying again later");
         }
         // Last: it is what says that something is left to remove.
         if let Err(error) = std::fs::remove_dir_all(layout.daemon(key)) {

@@ -11,6 +11,7 @@ use clap::ValueEnum;
 
 use super::cgroup::Cgroups;
 use super::layout::Layout;
+use super::mounts;
 use super::process::{Invocation, Process};
 use super::record::ProcessId;
 
@@ -75,6 +76,25 @@ impl Runtime {
     pub fn adopt(&self, key: &str, id: ProcessId) -> Option<Process> {
         let Self::Process { cgroups } = self;
         Process::adopt(id, cgroups.as_ref().and_then(|cgroups| cgroups.find(key, id.pid)))
+    }
+
+    /// Ends what a daemon left behind that runs no more and whose cache is `cache`, and unmounts it: the kernel does
+    /// neither for one that was killed.
+    pub async fn clear(&self, key: &str, cache: &Path) {
+        let Self::Process { cgroups } = self;
+        if let Some(cgroups) = cgroups {
+            cgroups.clear(key).await;
+        }
+        let mounted = mounts::detach(cache).inspect_err(|error| {
+            tracing::warn!(project.key = key, %error, "what a daemon left mounted cannot be unmounted");
+        });
+        // Looking at every process is worth it only where some may be left.
+        if cgroups.is_none() || mounted.unwrap_or(1) > 0 {
+            for mut stray in mounts::strays(cache).into_iter().filter_map(|id| Process::adopt(id, None)) {
+                tracing::info!(project.key = key, process.pid = stray.id().pid, "ending a step of a dead daemon");
+                stray.kill().await;
+            }
+        }
     }
 
     /// Ends what daemons left behind that ended while nobody watched; those of `kept` run.

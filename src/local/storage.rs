@@ -4,17 +4,21 @@
 
 mod probe;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use rustix::fs::statfs;
 use tokio::process::Command;
 
 use super::layout::Layout;
+use super::mounts;
 
 /// How caches are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,7 +64,18 @@ pub struct Storage {
     layout: Layout,
     /// An ordinary user reaches the files of its own containers only within its user namespace.
     rootlesskit: Option<PathBuf>,
+    /// What could not be removed, where it was, and why.
+    left: Arc<Mutex<BTreeMap<PathBuf, Left>>>,
 }
+
+#[derive(Clone, Debug)]
+struct Left {
+    of: PathBuf,
+    why: String,
+}
+
+/// How often the removal of what could not be removed is tried again.
+pub const AGAIN: Duration = Duration::from_secs(60);
 
 /// `BTRFS_SUPER_MAGIC`.
 const BTRFS: i64 = 0x9123_683e;
@@ -76,8 +91,8 @@ impl Storage {
     pub async fn open(asked: Kind, layout: Layout, rootlesskit: Option<PathBuf>) -> Result<Self, StorageError> {
         let folder = layout.caches();
         fs::create_dir_all(&folder).map_err(|error| StorageError::Folder(folder.clone(), error))?;
-        let mut storage = Self { kind: Kind::Dir, layout, rootlesskit };
-        storage.sweep().await?;
+        let mut storage = Self { kind: Kind::Dir, layout, rootlesskit, left: Arc::default() };
+        storage.sweep().await;
         storage.kind = match asked {
             Kind::Dir => Kind::Dir,
             Kind::Btrfs => storage.probe_btrfs().await.map(|()| Kind::Btrfs)?,
@@ -134,44 +149,92 @@ impl Storage {
             return Ok(());
         }
         // First out of the way: half a cache must never be taken for one.
-        let unfinished = unfinished(path);
-        if !name(path).starts_with(UNFINISHED) {
-            fs::rename(path, &unfinished).map_err(|error| StorageError::Folder(path.to_owned(), error))?;
+        let aside = unfinished(path);
+        let renamed = || fs::rename(path, &aside).map_err(|error| StorageError::Folder(path.to_owned(), error));
+        match detach(path).and_then(|()| renamed()) {
+            Ok(()) => drop(self.lefts().remove(path)),
+            Err(error) => {
+                self.note(path, path, &error);
+                return Err(error);
+            }
         }
-        self.delete(if name(path).starts_with(UNFINISHED) { path } else { &unfinished }).await
+        self.discard(&aside, path).await
+    }
+
+    /// Why something of a cache is left that was removed; none when nothing is.
+    pub fn left(&self, path: &Path) -> Option<String> {
+        self.lefts().values().find(|left| left.of == path).map(|left| left.why.clone())
+    }
+
+    /// Tries again to remove what could not be removed.
+    pub async fn again(&self) {
+        let left = self.lefts().clone();
+        // What is in its place still may be a cache again by now.
+        for (path, Left { of, .. }) in left.into_iter().filter(|(path, _)| name(path).starts_with(UNFINISHED)) {
+            if self.discard(&path, &of).await.is_ok() {
+                tracing::info!(path = %path.display(), "what could not be removed is removed now");
+            }
+        }
+    }
+
+    /// Removes what is not finished; where that fails it is noted, to be tried again.
+    async fn discard(&self, path: &Path, of: &Path) -> Result<(), StorageError> {
+        let deleted = self.delete(path).await;
+        match &deleted {
+            Ok(()) => drop(self.lefts().remove(path)),
+            Err(error) => self.note(path, of, error),
+        }
+        deleted
+    }
+
+    fn note(&self, path: &Path, of: &Path, error: &StorageError) {
+        let cause = std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));
+        self.lefts().insert(path.to_owned(), Left { of: of.to_owned(), why: format!("{error}{cause}") });
+    }
+
+    fn lefts(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Left>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn make(&self, target: &Path, seed: Option<&Path>) -> Result<(), StorageError> {
         if target.exists() {
             return Ok(());
         }
-        let folder = |error| StorageError::Folder(target.to_owned(), error);
         let draft = unfinished(target);
-        self.delete(&draft).await?;
+        let drafted = self.draft(&draft, seed).await;
+        let renamed = |()| fs::rename(&draft, target).map_err(|error| StorageError::Folder(target.to_owned(), error));
+        let made = drafted.and_then(renamed);
+        if made.is_err() {
+            // What it says is why there is no cache; what is left of it is in nobody's way.
+            let _ = self.discard(&draft, &draft).await;
+        }
+        made
+    }
+
+    async fn draft(&self, draft: &Path, seed: Option<&Path>) -> Result<(), StorageError> {
         match (self.kind, seed) {
             (Kind::Btrfs, Some(seed)) if is_subvolume(seed) => {
-                self.run("btrfs", &["subvolume".as_ref(), "snapshot".as_ref(), seed.as_ref(), draft.as_ref()]).await?;
+                self.run("btrfs", &["subvolume".as_ref(), "snapshot".as_ref(), seed.as_ref(), draft.as_ref()]).await
             }
             (kind, seed) => {
                 if kind == Kind::Btrfs {
                     self.run("btrfs", &["subvolume".as_ref(), "create".as_ref(), draft.as_ref()]).await?;
                 } else {
-                    fs::create_dir(&draft).map_err(folder)?;
+                    fs::create_dir(draft).map_err(|error| StorageError::Folder(draft.to_owned(), error))?;
                 }
-                if let Some(seed) = seed {
-                    let how = if kind == Kind::Dir { "--reflink=auto" } else { "--reflink=always" };
-                    let contents = seed.join(".");
-                    self.run("cp", &["--archive".as_ref(), how.as_ref(), contents.as_ref(), draft.as_ref()]).await?;
-                }
+                let Some(seed) = seed else { return Ok(()) };
+                let how = if kind == Kind::Dir { "--reflink=auto" } else { "--reflink=always" };
+                let contents = seed.join(".");
+                self.run("cp", &["--archive".as_ref(), how.as_ref(), contents.as_ref(), draft.as_ref()]).await
             }
         }
-        fs::rename(&draft, target).map_err(folder)
     }
 
     async fn delete(&self, path: &Path) -> Result<(), StorageError> {
         if !path.exists() {
             return Ok(());
         }
+        detach(path)?;
         if is_subvolume(path)
             && self.run("btrfs", &["subvolume".as_ref(), "delete".as_ref(), path.as_ref()]).await.is_ok()
         {
@@ -180,16 +243,19 @@ impl Storage {
         self.run("rm", &["--recursive".as_ref(), "--force".as_ref(), "--one-file-system".as_ref(), path.as_ref()]).await
     }
 
-    async fn sweep(&self) -> Result<(), StorageError> {
+    /// One that cannot be removed is in nobody's way.
+    async fn sweep(&self) {
         let caches = self.layout.caches();
         let snapshots = self.layout.root().join("snapshots");
         let folders = names(&snapshots).into_iter().map(|key| snapshots.join(key)).chain([caches]);
         for folder in folders {
             for name in names(&folder).into_iter().filter(|name| name.starts_with(UNFINISHED)) {
-                self.delete(&folder.join(name)).await?;
+                let path = folder.join(name);
+                if let Err(error) = self.discard(&path, &path).await {
+                    tracing::warn!(path = %path.display(), %error, "what is left cannot be removed, trying again later");
+                }
             }
         }
-        Ok(())
     }
 
     async fn run(&self, program: &str, arguments: &[&OsStr]) -> Result<(), StorageError> {
@@ -220,8 +286,16 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// A name that nothing has: what an earlier removal left keeps its own.
 fn unfinished(path: &Path) -> PathBuf {
-    path.with_file_name(format!("{UNFINISHED}{}", name(path)))
+    let name = name(path);
+    let first = path.with_file_name(format!("{UNFINISHED}{name}"));
+    let others = (1..).map(|n: u32| path.with_file_name(format!("{UNFINISHED}{n}-{name}")));
+    std::iter::once(first.clone()).chain(others).find(|path| path.symlink_metadata().is_err()).unwrap_or(first)
+}
+
+fn detach(path: &Path) -> Result<(), StorageError> {
+    mounts::detach(path).map(drop).map_err(|error| StorageError::Folder(path.to_owned(), error))
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -237,55 +311,4 @@ fn is_subvolume(path: &Path) -> bool {
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "tests read and write files")]
-mod tests {
-    use super::*;
-
-    async fn open(folder: &tempfile::TempDir, kind: Kind) -> Result<Storage, StorageError> {
-        Storage::open(kind, Layout::new(folder.path().to_owned()).unwrap(), None).await
-    }
-
-    #[tokio::test]
-    async fn a_cache_is_made_copied_kept_and_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let storage = open(&folder, Kind::Dir).await.unwrap();
-        storage.prepare("p1", None).await.unwrap();
-        let cache = storage.layout.cache("p1");
-        fs::write(cache.join("a"), "x").unwrap();
-        storage.prepare("p1", None).await.unwrap();
-        assert_eq!(fs::read_to_string(cache.join("a")).unwrap(), "x", "what is there stays");
-        storage.snapshot("p1", "100").await.unwrap();
-        storage.snapshot("p1", "101").await.unwrap();
-        assert_eq!(storage.snapshots("p1"), ["100", "101"]);
-        storage.prepare("forkp1", Some(&storage.layout.snapshots("p1").join("100"))).await.unwrap();
-        assert_eq!(fs::read_to_string(storage.layout.cache("forkp1").join("a")).unwrap(), "x");
-        storage.remove(&cache).await.unwrap();
-        storage.remove(&cache).await.unwrap();
-        assert_eq!(names(&storage.layout.caches()), ["forkp1"]);
-    }
-
-    #[tokio::test]
-    async fn what_was_cut_half_way_is_swept_and_never_taken_for_a_cache() {
-        let folder = tempfile::tempdir().unwrap();
-        let storage = open(&folder, Kind::Dir).await.unwrap();
-        let half = unfinished(&storage.layout.cache("p1"));
-        fs::create_dir(&half).unwrap();
-        fs::write(half.join("half"), "").unwrap();
-        let storage = open(&folder, Kind::Auto).await.unwrap();
-        storage.prepare("p1", None).await.unwrap();
-        assert!(names(&storage.layout.cache("p1")).is_empty());
-        let missing = storage.prepare("p2", Some(Path::new("/nowhere"))).await.unwrap_err().to_string();
-        assert!(missing.contains("/nowhere"), "{missing}");
-        assert!(!storage.layout.cache("p2").exists());
-    }
-
-    #[tokio::test]
-    async fn what_the_file_system_cannot_do_is_said() {
-        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let error = open(&folder, Kind::Btrfs).await.unwrap_err().to_string();
-        assert!(error.starts_with("--storage btrfs: ") && error.ends_with("is not on btrfs"), "{error}");
-        let error = open(&folder, Kind::Reflink).await.unwrap_err().to_string();
-        assert!(error.contains("cannot share blocks"), "{error}");
-        assert_eq!(open(&folder, Kind::Auto).await.unwrap().kind(), Kind::Dir);
-    }
-}
+mod tests;

@@ -3,7 +3,9 @@
 #![expect(clippy::disallowed_methods, reason = "shell: the base is written once a second at most")]
 
 use std::collections::{HashMap, HashSet};
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -148,6 +150,9 @@ impl Store {
 }
 
 fn open(path: &Path) -> Result<Database, StoreError> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    file.map_err(|source| StoreError::Io { path: path.to_owned(), source })?;
     // What it takes for impossible in a file of its own it panics about.
     let opened = std::panic::catch_unwind(|| Database::create(path));
     let opened =

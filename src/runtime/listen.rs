@@ -46,6 +46,11 @@ impl fmt::Display for ListenAddress {
 const BACKLOG: i32 = 4096;
 
 impl ListenAddress {
+    /// Whether only this host can reach it.
+    pub fn is_loopback(self) -> bool {
+        matches!(self, Self::One(address) if address.ip().is_loopback())
+    }
+
     /// Binds. Any-address listening is dual-stack where the host has IPv6.
     ///
     /// # Errors

@@ -13,9 +13,9 @@ use std::process::Output;
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
 use tokio::process::Command;
+
+use super::answering::answering;
 
 /// Knows its version, and refuses everything else so.
 async fn refusing(code: u16, message: &'static str) -> String {
@@ -35,25 +35,13 @@ fn status(code: u16, message: &str) -> (u16, serde_json::Value) {
 }
 
 async fn serving(answer: impl Fn(&str) -> (u16, serde_json::Value) + Send + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.unwrap());
-            }
-            let head = String::from_utf8(head).unwrap();
-            let (code, body) = answer(head.split(' ').nth(1).unwrap());
-            let body = body.to_string();
-            let head = format!(
-                "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-                body.len()
-            );
-            stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-        }
-    });
-    format!("http://{address}")
+    let answer = move |path: &str| {
+        let (code, body) = answer(path);
+        let body = body.to_string();
+        let head = "content-type: application/json\r\nconnection: close";
+        format!("HTTP/1.1 {code} X\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    };
+    format!("http://{}", answering(answer).await)
 }
 
 fn kubeconfig(folder: &Path, server: &str, user: &serde_json::Value) -> String {

@@ -9,6 +9,7 @@
     reason = "helpers of tests, outside of #[test] functions"
 )]
 
+mod answering;
 mod build;
 mod certificates;
 mod cli;

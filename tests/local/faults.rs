@@ -13,7 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use crate::Machine;
-use crate::host::{Farm, Who, cached};
+use crate::host::{Farm, USER, Who, cached};
 
 const REPO: &str = "github.com/acme/shop";
 
@@ -67,6 +67,40 @@ pub(crate) async fn a_daemon_that_cannot_start_is_told_with_its_last_word(machin
     let output = missing.up_command().output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(said.contains("\"/nowhere\" is no executable buildkitd") && said.contains("hint: "), "{said}");
+    Ok(())
+}
+
+pub(crate) async fn a_state_folder_is_its_owners_alone(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::new(&machine.tools, Who::Root, &[])?;
+    std::fs::set_permissions(&farm.state, std::fs::Permissions::from_mode(0o777))?;
+    farm.start().await?;
+    let mode = |path: &std::path::Path| anyhow::Ok(std::fs::metadata(path)?.permissions().mode() & 0o777);
+    ensure!(mode(&farm.state)? == 0o700, "{:o}", mode(&farm.state)?);
+    ensure!(farm.said().matches("was open to others (mode 0777)").count() == 1, "{}", farm.said());
+    for entry in std::fs::read_dir(&farm.state)?.flatten().filter(|entry| entry.path().is_file()) {
+        ensure!(mode(&entry.path())? == 0o600, "{}: {:o}", entry.path().display(), mode(&entry.path())?);
+    }
+    farm.stop().await?;
+    std::os::unix::fs::chown(&farm.state, Some(USER), Some(USER))?;
+    let output = farm.up_command().output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(2), "{output:?}");
+    ensure!(said.contains("belongs to user 4242") && said.contains("hint: choose another folder"), "{said}");
+    Ok(())
+}
+
+pub(crate) async fn the_routing_api_without_tls_is_for_this_host(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let farm = Farm::new(&machine.tools, Who::Root, &[])?;
+    for address in ["0.0.0.0:8080", ":8080", "[::]:8080", "192.0.2.1:8080"] {
+        let output = farm.run("up", &[&format!("--api-listen={address}")])?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(2), "{output:?}");
+        ensure!(
+            said.contains(&format!("--api-listen {address}")) && said.contains("hint: other hosts reach"),
+            "{said}"
+        );
+        ensure!(!farm.state.join("lock").exists(), "it began all the same");
+    }
     Ok(())
 }
 

@@ -171,7 +171,9 @@ impl Farm {
         command.arg(format!("--listen=lo:{gateway}")).arg(format!("--api-listen=127.0.0.1:{api}"));
         command.arg(format!("--metrics-addr=127.0.0.1:{admin}")).arg(format!("--daemon-port={daemon}"));
         // The keeper of the sandbox removes what is below.
-        command.arg(format!("--cgroup=/{}", self.cgroup));
+        if !self.flags.iter().any(|flag| flag.to_string_lossy().starts_with("--cgroup=")) {
+            command.arg(format!("--cgroup=/{}", self.cgroup));
+        }
         command.args(&self.flags);
         command
     }

@@ -16,6 +16,7 @@ mod fetch;
 mod host;
 mod killed;
 mod lifecycle;
+mod mounts;
 mod storage;
 mod terminal;
 mod unit;
@@ -76,13 +77,18 @@ fn tests() -> Vec<Test<Machine>> {
         test!(faults::a_given_token_is_handed_to_clients_on_the_host),
         test!(faults::a_taken_port_is_named_with_its_flag),
         test!(faults::a_daemon_that_cannot_start_is_told_with_its_last_word),
+        test!(faults::a_state_folder_is_its_owners_alone),
+        test!(faults::the_routing_api_without_tls_is_for_this_host),
         test!(faults::a_damaged_state_is_told_and_caches_are_found_again),
         test!(faults::a_full_disk_refuses_routes_and_loses_nothing),
         test!(faults::a_clock_that_was_put_back_is_told_and_keeps_no_daemon),
         test!(cgroups::each_daemon_has_its_own_and_ends_with_all_that_is_in_it),
         test!(cgroups::an_ordinary_user_has_some_where_it_may_make_them),
+        test!(mounts::what_a_killed_daemon_left_is_in_nobodys_way).limit(Duration::from_secs(240)),
+        test!(mounts::a_cache_that_cannot_be_removed_keeps_nothing_down),
         test!(terminal::up_draws_on_a_terminal_and_tells_elsewhere),
-        test!(unit::systemd_finds_nothing_wrong_with_the_unit),
+        test!(unit::systemd_finds_nothing_wrong_with_the_units),
+        test!(unit::nothing_in_the_units_reaches_the_steps_of_builds),
         test!(fetch::buildkit_comes_out_of_its_image_however_often_the_registry_cuts).limit(Duration::from_secs(240)),
         test!(storage::every_file_system_keeps_and_copies_caches).serial(),
     ]

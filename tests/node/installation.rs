@@ -21,6 +21,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::process::ChildStderr;
 
 use crate::shared::harness::{Node, executable, process};
@@ -232,7 +233,15 @@ impl<'a> Installation<'a> {
     pub(crate) async fn direct(&self, namespace: &str, daemon: &str) -> anyhow::Result<String> {
         let service = Api::<Service>::namespaced(self.node.client(), namespace).get(daemon).await?;
         let address = service.spec.and_then(|spec| spec.cluster_ip).context("the daemon has no address")?;
-        Ok(format!("tcp://{address}:1234"))
+        let address = format!("{address}:1234");
+        // kube-proxy refuses until it has learned, up to a second after everybody else, that the pod is ready.
+        let learned = async {
+            while TcpStream::connect(&address).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), learned).await.context("nobody is behind the Service")?;
+        Ok(format!("tcp://{address}"))
     }
 
     /// What the gateway's metrics say of one series, over its pods.

@@ -124,6 +124,7 @@ impl Keeper {
         self.publish(record, None, Announced::Away);
         if let Some(mut running) = self.running.take() {
             running.process.stop(self.patience()).await;
+            self.core.clear(self.key.as_str()).await;
         }
         self.core.uncut(self.key.as_str());
         (self.observed, self.told, self.held_since) = (None, None, None);

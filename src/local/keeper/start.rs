@@ -78,6 +78,7 @@ impl Keeper {
         let (core, key) = (&self.core, self.key.as_str());
         let layout = &core.common.layout;
         let cache = core.caches.take(key).await;
+        core.clear(key).await;
         let folder = layout.daemon(key);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder.join("runtime"));
         made.map_err(|error| format!("cannot make \"{}\": {error}", folder.display()))?;
@@ -118,6 +119,7 @@ impl Keeper {
             },
         };
         process.kill().await;
+        core.clear(key).await;
         Err(why)
     }
 
@@ -131,6 +133,9 @@ impl Keeper {
             if guard.is_none() && core.index.live(parent).is_none() {
                 // Its daemon is about to have ended.
                 guard = timeout(ENDING, core.caches.take(parent)).await.ok();
+            }
+            if guard.is_some() {
+                core.clear(parent).await;
             }
             let layout = &core.common.layout;
             let newest = || core.storage.snapshots(parent).pop().map(|name| layout.snapshots(parent).join(name));
@@ -181,6 +186,7 @@ impl Keeper {
         let age = running.age();
         // What it had started must not go on writing to the cache.
         running.process.kill().await;
+        self.core.clear(self.key.as_str()).await;
         drop(running);
         let log = self.core.common.layout.log(self.key.as_str());
         let word = log::last_word(&log, 0).ok().flatten().unwrap_or_default();
@@ -227,7 +233,7 @@ fn running_as(folder: &Path) -> PathBuf {
 }
 
 /// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -46,6 +46,18 @@ fn what_was_written_is_read_again_folded_or_not() {
 }
 
 #[test]
+fn only_their_owner_reads_the_files() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let _store = Store::open(&layout(&folder)).unwrap();
+    let _lock = crate::local::lock::Lock::take(&folder.path().join("lock")).unwrap();
+    for file in ["state.redb", "journal", "lock"] {
+        let mode = std::fs::metadata(folder.path().join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+}
+
+#[test]
 fn an_old_journal_that_a_power_cut_brings_back_says_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut store, _) = Store::open(&layout(&folder)).unwrap();

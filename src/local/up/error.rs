@@ -14,6 +14,7 @@ use crate::local::storage::StorageError;
 use crate::local::store::StoreError;
 use crate::local::writer::WriteError;
 use crate::router::ConfigError;
+use crate::runtime::listen::ListenAddress;
 use crate::runtime::tls::TlsError;
 use crate::sni::DomainsError;
 
@@ -26,6 +27,9 @@ pub enum UpError {
     /// The state folder.
     #[error("cannot make the state folder \"{}\"", .0.display())]
     Folder(PathBuf, #[source] io::Error),
+    /// It is another's.
+    #[error("the state folder \"{}\" belongs to user {}, not to user {} who runs this", .0.display(), .1, .2)]
+    Owner(PathBuf, u32, u32),
     /// Somebody has it.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -68,6 +72,9 @@ pub enum UpError {
     /// Other hosts cannot use loopback addresses.
     #[error("--listen {0}: other hosts reach daemons by name only, so this needs --domain")]
     NoDomain(GatewayListen),
+    /// Whoever is on the way could read tokens.
+    #[error("--api-listen {0}: it has no TLS, so it is for loopback addresses only")]
+    PlainApi(ListenAddress),
     /// Two things on one port.
     #[error("--daemon-port {0} is the port that builds connect to, too")]
     SamePort(u16),
@@ -124,6 +131,14 @@ impl UpError {
             Self::Listen { flag, source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
                 Some(format!("another program has that port: choose another with {flag}"))
             }
+            Self::Owner(folder, ..) => Some(format!(
+                "choose another folder with --state-dir, or make this one yours: chown -R \"$(id -u)\" \"{}\"",
+                folder.display()
+            )),
+            Self::PlainApi(_) => Some(
+                "other hosts reach the routing API with TLS, as https://api.DOMAIN:PORT: --listen 0.0.0.0 --domain DOMAIN"
+                    .to_owned(),
+            ),
             Self::Folder(_, error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 Some("choose a folder that you may write with --state-dir".to_owned())
             }

@@ -2,10 +2,10 @@
 //! state folder, its lock, a token, and the ports.
 #![expect(clippy::disallowed_methods, reason = "shell: reads and makes what the state folder holds")]
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -37,12 +37,18 @@ pub(super) fn prepare(args: &UpArgs, uid: u32) -> Result<Prepared, UpError> {
     if args.domain().is_none() && matches!(args.listen, GatewayListen::Address(_)) {
         return Err(UpError::NoDomain(args.listen));
     }
+    if !args.api_listen.is_loopback() {
+        return Err(UpError::PlainApi(args.api_listen));
+    }
     if args.daemons.daemon_port == 0 {
         return Err(UpError::NoPort);
     }
     for folder in [layout.root().to_owned(), layout.run(), layout.caches()] {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        made.map_err(|error| UpError::Folder(folder, error))?;
+        made.map_err(|error| UpError::Folder(folder.clone(), error))?;
+        if folder == layout.root() {
+            close(&folder, uid)?;
+        }
     }
     let lock = Lock::take(&layout.lock())?;
     let (route, token) = route(args, &layout)?;
@@ -63,6 +69,21 @@ pub(super) fn prepare(args: &UpArgs, uid: u32) -> Result<Prepared, UpError> {
     }
     let (api, admin) = (listen(args.api_listen, "--api-listen")?, listen(args.metrics_addr, "--metrics-addr")?);
     Ok(Prepared { layout, lock, gateway, api, admin, route, token, port })
+}
+
+/// A folder that was there already must be ours, and is nobody else's business from now on.
+fn close(folder: &Path, uid: u32) -> Result<(), UpError> {
+    let failed = |error| UpError::Folder(folder.to_owned(), error);
+    let metadata = fs::metadata(folder).map_err(failed)?;
+    if metadata.uid() != uid {
+        return Err(UpError::Owner(folder.to_owned(), metadata.uid(), uid));
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(failed)?;
+        tracing::warn!("the state folder was open to others (mode {mode:04o}), and is its owner's alone now (0700)");
+    }
+    Ok(())
 }
 
 /// Without any word on who may call: whoever can read the token that is made here.
@@ -106,7 +127,7 @@ fn route(args: &UpArgs, layout: &Layout) -> Result<(router::Config, Option<PathB
 }
 
 fn token(path: &Path) -> io::Result<String> {
-    match std::fs::read_to_string(path) {
+    match fs::read_to_string(path) {
         Ok(token) if !token.trim().is_empty() => return Ok(token),
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -32,7 +32,7 @@ use crate::local::farm::{Farm, Terms};
 use crate::local::keeper::Keepers;
 use crate::local::process::Process;
 use crate::local::writer::{Change, WriteError};
-use crate::local::{budget, clock};
+use crate::local::{budget, clock, storage};
 use crate::router::{self, Router, Timeouts};
 use crate::runtime::admin::{self, Readiness};
 use crate::runtime::tls::{Certificate, Files};
@@ -62,6 +62,7 @@ pub(super) async fn serve(
     let keepers = tokio::spawn(Keepers::new(core.clone(), found).run(changes));
 
     tasks.spawn(clock::watch(core.clone()));
+    tasks.spawn(sweep(core.clone()));
     if let Some(budget) = args.daemons.cache_budget {
         tasks.spawn(budget::keep(core.clone(), budget, args.daemons.cache_budget_every));
     }
@@ -100,6 +101,13 @@ pub(super) async fn serve(
     drop(lock);
     tracing::info!("ended");
     kept.map_err(|error| UpError::System("keep daemons", io::Error::other(error)))
+}
+
+/// Tries again, until the farm ends, to remove what could not be removed.
+async fn sweep(core: Arc<Core>) {
+    while core.draining.run_until_cancelled(tokio::time::sleep(storage::AGAIN)).await.is_some() {
+        core.storage.again().await;
+    }
 }
 
 /// Under `api.<domain>`, through the gateway.

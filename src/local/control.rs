@@ -222,13 +222,21 @@ async fn project(State(control): Shared, Segment(key): Segment<String>) -> Resul
 struct Manner {
     #[serde(default)]
     cut: bool,
+    /// Seconds that the end of a cache is waited for.
+    #[serde(default = "erase")]
+    within: u64,
+}
+
+/// How long that is, unless the call says otherwise.
+fn erase() -> u64 {
+    120
 }
 
 /// Sends a daemon to zero before its time.
 async fn stop(
     State(control): Shared,
     Segment(key): Segment<String>,
-    Query(Manner { cut }): Query<Manner>,
+    Query(Manner { cut, .. }): Query<Manner>,
 ) -> Result<StatusCode, Refusal> {
     let (key, _) = control.find(&key)?;
     if !cut {
@@ -248,11 +256,11 @@ async fn stop(
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Removes a project with its cache: 200 when both are gone, 202 when that takes longer.
+/// Removes a project with its cache: 200 when both are gone.
 async fn remove(
     State(control): Shared,
     Segment(key): Segment<String>,
-    Query(Manner { cut }): Query<Manner>,
+    Query(Manner { cut, within }): Query<Manner>,
 ) -> Result<StatusCode, Refusal> {
     let (key, _) = control.find(&key)?;
     match cut {
@@ -268,7 +276,7 @@ async fn remove(
             sleep(LOOK).await;
         }
     };
-    let gone = timeout(ERASE, gone).await.is_ok();
+    let gone = timeout(Duration::from_secs(within), gone).await.is_ok();
     core.uncut(key.as_str());
     match core.storage.left(&layout.cache(key.as_str())) {
         Some(why) => Err(Refusal::Failed(format!(
@@ -276,12 +284,11 @@ async fn remove(
             storage::AGAIN.as_secs()
         ))),
         None if gone => Ok(StatusCode::OK),
-        None => Ok(StatusCode::ACCEPTED),
+        None => Err(Refusal::Failed(format!(
+            "the project is removed, but not yet its cache: that has taken {within} s and goes on"
+        ))),
     }
 }
-
-/// How long `rm` waits for a cache to be gone.
-const ERASE: Duration = Duration::from_secs(120);
 
 /// What pruning one cache came to.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

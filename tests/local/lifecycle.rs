@@ -205,7 +205,13 @@ pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine
     farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
     ensure!(farm.run("prune", &[key])?.status.success() && !farm.state.join("caches").join(key).exists());
     ensure!(farm.run("prune", &[])?.status.success());
-    ensure!(farm.run("rm", &[key])?.status.success());
+    let again = farm.route(REPO)?;
+    farm.complete(&again)?;
+    // It is not said to be removed before its daemon and cache have gone, however long that takes.
+    let late = farm.run("rm", &["--wait=0s", key])?;
+    let said = String::from_utf8_lossy(&late.stderr);
+    ensure!(late.status.code() == Some(1) && said.contains("but not yet its cache"), "{late:?}");
+    ensure!(!said.contains(&format!("removed {key}")), "{said}");
     farm.until("everything has gone", SOON, |farm| {
         Ok(farm.projects()?.projects.is_empty() && !farm.state.join("daemons").join(key).exists())
     })

@@ -64,8 +64,9 @@ async fn find_programs(
         let config = config.or_else(|| Some(args.state.home.as_ref()?.join(".docker")));
         let (mirror, docker_config) =
             (args.daemons.buildkit_mirror.clone(), config.map(|folder| folder.join("config.json")));
+        let name = image.whole();
         let digest = fetch::fetch(&Source { image, mirror, docker_config }, &bin, progress).await?;
-        tracing::info!(image.digest = digest, "using the BuildKit of an image");
+        tracing::info!(image.name = name, image.digest = digest, "using the BuildKit of an image");
     }
     Ok(find(Some(&bin))?)
 }

@@ -100,7 +100,9 @@ impl ApiArgs {
         if !certificate && self.folder().is_none() && self.ca().is_none() {
             self.client_certs = Some(info.certificates.clone());
         }
-        if let (None, Some(path)) = (value(self.token.as_ref()), &info.token) {
+        // Who says who it is means that.
+        let given = value(self.token.as_ref()).or(value(self.id_token.as_ref()));
+        if let (None, Some(path)) = (given, &info.token) {
             let token = std::fs::read_to_string(path).with_context(|| format!("cannot read \"{}\"", path.display()))?;
             self.token = Some(token.trim().to_owned());
         }

@@ -70,8 +70,21 @@ impl Certificates {
     pub fn open(layout: Layout, domain: Option<String>) -> Result<Self, CertificatesError> {
         let api = domain.iter().map(|domain| format!("api.{domain}")).collect();
         let certificates = Self { layout, domain, api };
-        certificates.make(client(), &certificates.layout.certificate("client"))?;
+        certificates.client()?;
         Ok(certificates)
+    }
+
+    fn client(&self) -> Result<(), CertificatesError> {
+        self.make(client(), &self.layout.certificate("client")).map(drop)
+    }
+
+    /// Makes those of clients and of the routing API anew, if that is due. Keepers do so for their daemons.
+    ///
+    /// # Errors
+    /// See [`CertificatesError`].
+    pub fn renew(&self) -> Result<(), CertificatesError> {
+        self.client()?;
+        self.api().map(drop)
     }
 
     /// Makes or renews the certificate of a daemon, if need be. Returns it.

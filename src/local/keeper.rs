@@ -28,6 +28,7 @@ use crate::families::build_farm::truth::{Busy, Observations};
 use crate::key::ProjectKey;
 pub use all::Keepers;
 use running::Running;
+pub(super) use start::chain;
 
 /// When to try again what the store or the disk refused.
 const RETRY: Duration = Duration::from_secs(2);

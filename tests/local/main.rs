@@ -11,9 +11,13 @@ mod shared {
 
 mod builds;
 mod cgroups;
+mod clock;
 mod faults;
 mod fetch;
 mod host;
+mod identities;
+#[path = "../vectors/issuer.rs"]
+mod issuer;
 mod killed;
 mod lifecycle;
 mod mounts;
@@ -47,6 +51,7 @@ impl harness::Tier for Machine {
         "newuidmap",
         "busybox",
         "setpriv",
+        "cc",
     ];
 
     async fn start(tools: Arc<Tools>) -> anyhow::Result<Self> {
@@ -82,6 +87,8 @@ fn tests() -> Vec<Test<Machine>> {
         test!(faults::a_damaged_state_is_told_and_caches_are_found_again),
         test!(faults::a_full_disk_refuses_routes_and_loses_nothing),
         test!(faults::a_clock_that_was_put_back_is_told_and_keeps_no_daemon),
+        test!(clock::a_clock_that_jumps_under_a_running_farm_cuts_nothing_and_loses_nothing),
+        test!(identities::a_job_builds_with_its_identity_and_nothing_else),
         test!(cgroups::each_daemon_has_its_own_and_ends_with_all_that_is_in_it),
         test!(cgroups::an_ordinary_user_has_some_where_it_may_make_them),
         test!(mounts::what_a_killed_daemon_left_is_in_nobodys_way).limit(Duration::from_secs(240)),

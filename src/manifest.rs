@@ -163,6 +163,13 @@ impl Declarations {
     /// Its key there.
     pub const KEY: &str = "secrets.json";
 
+    /// Namespace and name of every Secret.
+    pub fn places(&self) -> impl Iterator<Item = (String, String)> {
+        let certificates = self.certificates.iter().map(|spec| (spec.namespace.clone(), spec.secret.clone()));
+        let values = self.generated.iter().map(|value| (value.namespace.clone(), value.name.clone()));
+        certificates.chain(values)
+    }
+
     /// Whether there is nothing to make.
     pub fn is_empty(&self) -> bool {
         self.certificates.is_empty() && self.generated.is_empty()

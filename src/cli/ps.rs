@@ -151,8 +151,10 @@ async fn follow(args: &PsArgs, source: &Source) -> Result<(), Failure> {
     let mut first = true;
     loop {
         ticks.tick().await;
-        match shown(args, source).await {
-            Ok(projects) => {
+        match source.projects().await {
+            Ok(mut projects) => {
+                // Who saw it warm shall hear that it is at zero.
+                projects.retain(|project| args.shows(project) || changes.knows(&project.key));
                 let now = Timestamp::now();
                 let lines: Vec<String> = match args.format {
                     Format::Table => {

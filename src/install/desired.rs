@@ -9,20 +9,21 @@ use serde_json::{Map, Value};
 
 use super::InstallError;
 use crate::certificate::issue::{IssueError, LiveSecrets, materialise};
-use crate::certificate::{CertificateSpec, LiveSecret, Mode, provided, secret_object};
+use crate::certificate::{Gap, LiveSecret, secret_object};
 use crate::cluster::{Cluster, Event};
 use crate::manifest::{GeneratedSecret, Object, ObjectId, Rendered};
 use crate::plan::Desired;
+use crate::preflight::secrets;
 
-type SecretKey = (String, String);
+pub(super) type SecretKey = (String, String);
 
 /// The desired set. Key material that lives is kept byte for byte.
 pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<Desired, InstallError> {
-    let live =
-        live_secrets(cluster, &rendered.certificates, rendered.generated.iter().chain(&rendered.expected)).await?;
+    let declared = rendered.declarations();
+    let places = declared.places().chain(secrets::places(rendered)).collect();
+    let live = live_secrets(cluster, places).await?;
     missing(cluster, rendered, &live)?;
     let mut desired = Desired { objects: rendered.objects.clone(), authorities: BTreeSet::new() };
-    let declared = rendered.declarations();
     for outcome in materialise(&declared.certificates, &live, super::now()).map_err(InstallError::Certificates)? {
         for message in outcome.warnings {
             cluster.report(Event::Warning { message });
@@ -41,42 +42,17 @@ pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<De
 /// What somebody else has to make: what is unusable ends the run before its
 /// first write, what is wrong is told.
 fn missing(cluster: &Cluster, rendered: &Rendered, live: &LiveSecrets) -> Result<(), InstallError> {
-    let mut fatal: Vec<String> = rendered.expected.iter().filter_map(|value| not_provided(value, live)).collect();
-    if rendered.mode == Mode::Provided {
-        for gap in provided(&rendered.certificates, live, super::now()) {
-            match gap.fatal {
-                true => fatal.push(gap.message),
-                false => cluster.report(Event::Warning { message: gap.message }),
-            }
-        }
+    let (fatal, told): (Vec<Gap>, _) =
+        secrets::gaps(rendered, live, super::now()).into_iter().partition(|gap| gap.fatal);
+    for Gap { message, .. } in told {
+        cluster.report(Event::Warning { message });
     }
+    let fatal: Vec<String> = fatal.into_iter().map(|gap| gap.message).collect();
     if fatal.is_empty() { Ok(()) } else { Err(InstallError::Certificates(IssueError::NotProvided(fatal))) }
 }
 
-fn not_provided(value: &GeneratedSecret, live: &LiveSecrets) -> Option<String> {
-    let GeneratedSecret { namespace, name, key, bytes, .. } = value;
-    let secret = live.get(&(namespace.clone(), name.clone()));
-    let why = match secret.map(|secret| secret.data.get(key)) {
-        None => "is missing".to_owned(),
-        Some(None | Some([])) => format!("has no key \"{key}\""),
-        Some(Some(_)) => return None,
-    };
-    Some(format!(
-        "Secret \"{namespace}/{name}\": {why}; make it with:\n  \
-         kubectl create namespace {namespace} --dry-run=client --output=yaml | kubectl apply --server-side --filename=-\n  \
-         kubectl --namespace {namespace} create secret generic {name} --from-literal={key}=\"$(openssl rand -hex {bytes})\""
-    ))
-}
-
 /// The live Secrets that hold certificates or random values.
-pub(super) async fn live_secrets<'v>(
-    cluster: &Cluster,
-    certificates: &[CertificateSpec],
-    values: impl Iterator<Item = &'v GeneratedSecret>,
-) -> Result<LiveSecrets, InstallError> {
-    let certificates = certificates.iter().map(|c| (c.namespace.clone(), c.secret.clone()));
-    let values = values.map(|g| (g.namespace.clone(), g.name.clone()));
-    let keys: BTreeSet<SecretKey> = certificates.chain(values).collect();
+pub(super) async fn live_secrets(cluster: &Cluster, keys: BTreeSet<SecretKey>) -> Result<LiveSecrets, InstallError> {
     let read = |(namespace, name): SecretKey| async move {
         let id = secret_id(&namespace, &name);
         let Some(live) = cluster.get(&id).await.map_err(|error| InstallError::Observe(vec![error]))? else {

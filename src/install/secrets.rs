@@ -45,10 +45,11 @@ const ROUNDS: usize = 5;
 pub async fn ensure(cluster: &Cluster, declared: &Declarations, how: &How) -> Result<Vec<Ensured>, InstallError> {
     let mut all: BTreeMap<String, Ensured> = BTreeMap::new();
     let mut renew = how.renew.clone();
+    // What may not be written need not be read either.
+    let certificates_only = Declarations { generated: Vec::new(), ..declared.clone() };
+    let declared = if how.leaves_only { &certificates_only } else { declared };
     for round in 1.. {
-        // What may not be written need not be read either.
-        let values = declared.generated.iter().filter(|_| !how.leaves_only);
-        let live = desired::live_secrets(cluster, &declared.certificates, values).await?;
+        let live = desired::live_secrets(cluster, declared.places().collect()).await?;
         let mut raced = false;
         for step in steps(cluster, declared, how.leaves_only, &renew, &live)? {
             let secret = step.path();
@@ -116,12 +117,10 @@ fn steps(
             });
         }
     }
-    if !leaves_only {
-        for object in desired::generated(&declared.generated, live)? {
-            let there = live.contains_key(&(object.id.namespace.clone().unwrap_or_default(), object.id.name.clone()));
-            let decision = if there { "keep" } else { "make: there is no such Secret" };
-            steps.push(Step { name: object.id.name.clone(), decision: decision.to_owned(), object });
-        }
+    for object in desired::generated(&declared.generated, live)? {
+        let there = live.contains_key(&(object.id.namespace.clone().unwrap_or_default(), object.id.name.clone()));
+        let decision = if there { "keep" } else { "make: there is no such Secret" };
+        steps.push(Step { name: object.id.name.clone(), decision: decision.to_owned(), object });
     }
     Ok(steps)
 }
@@ -212,7 +211,7 @@ pub async fn write_authority(
 /// # Errors
 /// They cannot be read.
 pub async fn look(cluster: &Cluster, certificates: &[CertificateSpec]) -> Result<LiveSecrets, InstallError> {
-    desired::live_secrets(cluster, certificates, std::iter::empty()).await
+    desired::live_secrets(cluster, certificates.iter().map(place).collect()).await
 }
 
 fn is_race(error: &RequestError) -> bool {

@@ -116,6 +116,11 @@ impl Index {
         notify
     }
 
+    /// Lets the keeper of a project look again.
+    pub(super) fn poke(&self, key: &str) {
+        self.notify(key.to_owned());
+    }
+
     fn notify(&self, key: String) {
         {
             let mut waiters = self.waiters.lock().unwrap_or_else(PoisonError::into_inner);

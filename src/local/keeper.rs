@@ -28,6 +28,7 @@ use crate::families::build_farm::truth::{Busy, Observations};
 use crate::key::ProjectKey;
 pub use all::Keepers;
 use running::Running;
+pub(super) use start::chain;
 
 /// When to try again what the store or the disk refused.
 const RETRY: Duration = Duration::from_secs(2);
@@ -118,6 +119,9 @@ impl Keeper {
     /// One pass.
     async fn step(&mut self) -> Result<Next, WriteError> {
         let Some(record) = self.core.index.get(self.key.as_str()) else { return Ok(self.erase().await) };
+        if self.core.is_cut(self.key.as_str()) {
+            return self.cut(&record).await;
+        }
         if self.core.draining.is_cancelled() {
             return self.drain(&record).await;
         }
@@ -126,6 +130,8 @@ impl Keeper {
         match (want, self.running.is_some()) {
             (Want::Zero, false) => self.rest(&record, now).await,
             (Want::Zero, true) => self.take_down(&record, Closing::Idle).await,
+            // It was let in by an `up` that had been told to.
+            (_, false) if self.key.is_fork() && !self.core.takes_forks() => self.rest(&record, now).await,
             (_, false) => self.start(&record).await,
             (_, true) => self.hold(&record, now).await,
         }
@@ -143,7 +149,7 @@ impl Keeper {
             Roll::Hold(left) => Some(left),
             Roll::No(left) => left,
         };
-        let unused = self.expire_unused(record, now).await?;
+        let unused = self.expire_unused(record, now, self.core.settings.unused_entry).await?;
         self.upkeep().await;
         self.note_builds().await?;
         self.report(1, seen.held_since.is_some()).await?;
@@ -181,6 +187,8 @@ impl Keeper {
             }
             let born = record.project.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
             let left = lifecycle::FORK_REAP_GRACE.saturating_sub(lifecycle::age(born, now));
+            // What is older is still wanted, and is not let in.
+            let left = if left.is_zero() { RETRY } else { left };
             return Ok(Next::Wait(Some(left + Duration::from_millis(50))));
         }
         self.report(0, false).await?;
@@ -190,8 +198,9 @@ impl Keeper {
     /// Its record has gone: everything else goes too.
     async fn erase(&mut self) -> Next {
         if let Some(mut running) = self.running.take() {
-            running.process.stop(down::PATIENCE).await;
+            running.process.stop(self.patience()).await;
         }
+        self.core.uncut(self.key.as_str());
         self.core.index.set_live(self.key.as_str(), None);
         self.core.directory.set(&self.key.daemon(), None);
         let (layout, key) = (&self.core.common.layout, self.key.as_str());

@@ -67,6 +67,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
         cutting: CancellationToken::new(),
         caches: Caches::default(),
         cuts: std::sync::Mutex::default(),
+        unisolated_forks: args.daemons.allow_unisolated_forks,
     });
     let found = recover(&core).await?;
     let info = Info {
@@ -85,6 +86,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
     core.runtime.close();
     core.writer.end();
     let _ = std::fs::remove_file(layout.control());
+    let _ = std::fs::remove_file(layout.run().join("token"));
     ended
 }
 

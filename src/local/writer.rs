@@ -228,7 +228,7 @@ impl Desk {
                 if !cut && lifecycle::live_entries(status, self.settings.max_build, now).next().is_some() {
                     return Ok(Outcome::StillWanted);
                 }
-                (status.last_build_time, status.inflight_builds) = (None, 0);
+                (status.last_build_time, status.wake_until, status.inflight_builds) = (None, None, 0);
                 status.inflight.clear();
                 (Some(record), Outcome::Done)
             }

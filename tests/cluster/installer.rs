@@ -5,6 +5,7 @@ mod access;
 mod certificates;
 mod exports;
 mod faults;
+mod preflight;
 mod refusals;
 mod runs;
 
@@ -12,6 +13,7 @@ pub(crate) use access::*;
 pub(crate) use certificates::*;
 pub(crate) use exports::*;
 pub(crate) use faults::*;
+pub(crate) use preflight::*;
 pub(crate) use refusals::*;
 pub(crate) use runs::*;
 

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 38] = [
+const CORE: [&str; 53] = [
     "names.rs",
     "printable.rs",
     "key.rs",
@@ -18,8 +18,23 @@ const CORE: [&str; 38] = [
     "certificate.rs",
     "certificate/decide.rs",
     "certificate/declare.rs",
+    "certificate/provided.rs",
+    "certificate/rotate.rs",
     "plan.rs",
     "plan",
+    "preflight.rs",
+    "preflight/access.rs",
+    "preflight/admission.rs",
+    "preflight/blame.rs",
+    "preflight/daemon.rs",
+    "preflight/dns.rs",
+    "preflight/facilities.rs",
+    "preflight/namespaces.rs",
+    "preflight/pods.rs",
+    "preflight/role.rs",
+    "preflight/schema.rs",
+    "preflight/secrets.rs",
+    "preflight/storage.rs",
     "provisioner/project.rs",
     "readiness.rs",
     "readiness",

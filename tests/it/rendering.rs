@@ -91,6 +91,43 @@ fn both_profiles_render_as_reviewed() {
     }
 }
 
+/// Its certificates are objects, and what it needs besides is named.
+#[test]
+fn gitops_generates_nothing() {
+    let rendered = embedded("gitops", &["gateway.domains=builds.example.com"]).unwrap();
+    assert!(rendered.declarations().is_empty() && rendered.certificates.is_empty());
+    let expected: Vec<_> = rendered.expected.iter().map(|value| value.name.as_str()).collect();
+    assert_eq!(expected, ["buildkit-operator-token", "buildkit-operator-internal"]);
+    let ids: Vec<String> = rendered.objects.iter().map(|object| object.id.to_string()).collect();
+    for id in [
+        "ClusterIssuer buildkit-operator-selfsigned",
+        "ClusterIssuer buildkit-operator-ca",
+        "Certificate cert-manager/buildkit-operator-ca",
+        "Certificate buildkit-builds/buildkit-daemon-certs",
+        "Certificate buildkit-builds/buildkit-client-certs",
+        "Certificate buildkit-operator/buildkit-operator-api-certs",
+    ] {
+        assert!(ids.iter().any(|other| other == id), "{id} in {ids:#?}");
+    }
+    assert!(!ids.iter().any(|id| id.contains("buildkit-operator-secrets")), "{ids:#?}");
+    let daemon = rendered.objects.iter().find(|object| object.id.name == "buildkit-daemon-certs").unwrap();
+    insta::assert_snapshot!("gitops-daemon-certificate", to_yaml(&daemon.body["spec"]));
+}
+
+/// An issuer that was named signs every leaf, and its authority is its own affair.
+#[test]
+fn an_issuer_that_was_named_signs_all() {
+    let set = ["certs.mode=cert-manager", "certs.issuerRef.name=vault", "certs.issuerRef.kind=Issuer"];
+    let rendered = embedded("default", &set).unwrap();
+    assert!(rendered.objects.iter().all(|object| !object.id.kind.ends_with("Issuer")));
+    let certificates: Vec<_> = rendered.objects.iter().filter(|object| object.id.kind == "Certificate").collect();
+    assert_eq!(certificates.len(), 3);
+    for certificate in certificates {
+        let issuer = serde_json::json!({"group": "cert-manager.io", "kind": "Issuer", "name": "vault"});
+        assert_eq!(certificate.body["spec"]["issuerRef"], issuer);
+    }
+}
+
 #[test]
 fn the_same_input_gives_the_same_objects() {
     let (first, second) = (embedded("dev", &[]).unwrap(), embedded("dev", &[]).unwrap());

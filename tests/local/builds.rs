@@ -109,5 +109,20 @@ pub(crate) async fn untrusted_builds_are_refused_unless_they_are_allowed(machine
     let again = farm.route(REPO)?;
     let apart = farm.build(&again.endpoint, "of-the-fork").await?;
     ensure!(!cached(&apart), "the fork wrote to the cache of its project:\n{apart}");
+    farm.complete(&again)?;
+
+    // An `up` that was not told to starts no fork that is still wanted.
+    let fork = farm.route_as(REPO, true)?;
+    farm.complete(&fork)?;
+    farm.stop().await?;
+    farm.set_flags(&[]);
+    farm.start().await?;
+    let routed = farm.route(REPO)?;
+    let mut dialled = farm.buildctl(&fork.endpoint, "fork", 0.1)?.spawn()?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let keys: Vec<_> = farm.daemons().into_iter().map(|(_, key)| key).collect();
+    ensure!(keys == [routed.key], "{keys:?}");
+    dialled.kill()?;
+    dialled.wait()?;
     Ok(())
 }

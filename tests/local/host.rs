@@ -69,6 +69,8 @@ pub(crate) struct Farm {
     /// Below the mount points, where its cgroups are; and whether `up` itself begins there.
     cgroup: String,
     within: bool,
+    program: PathBuf,
+    env: Vec<(&'static str, PathBuf)>,
 }
 
 /// Each farm has its own.
@@ -110,7 +112,9 @@ impl Farm {
         let flags = flags.iter().map(OsString::from).collect();
         let (buildctl, buildx) = (tools.file("buildctl"), tools.file("buildx"));
         let cgroup = format!("{}/s{n}", sandbox::cgroup());
-        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within: false })
+        let program = Path::new(PROGRAMS).join("bko-install");
+        let env = vec![];
+        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within: false, program, env })
     }
 
     /// A farm that is up.
@@ -136,7 +140,7 @@ impl Farm {
     }
 
     fn command(&self, verb: &str) -> Command {
-        let program = Path::new(PROGRAMS).join("bko-install");
+        let program = &self.program;
         let enter = format!(
             "for f in /sys/fs/cgroup/*/{0}/cgroup.procs /sys/fs/cgroup/{0}/cgroup.procs; do \
             [ ! -f $f ] || echo 0 >$f; done; exec \"$@\"",
@@ -158,10 +162,26 @@ impl Farm {
                 command
             }
         };
-        let path = format!("{PROGRAMS}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
-        command.env_clear().env("PATH", path).env("HOME", "/tmp/hostpath_pv/home");
-        command.arg(verb).arg("--state-dir").arg(&self.state).stdin(Stdio::null());
+        furnished(&mut command).envs(self.env.iter().cloned());
+        command.arg(verb).arg("--state-dir").arg(&self.state);
         command
+    }
+
+    /// A command of somebody who does not know where the state is.
+    pub(crate) fn elsewhere(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        furnished(&mut command).arg(verb);
+        command
+    }
+
+    /// Another executable, from its next start on.
+    pub(crate) fn use_program(&mut self, program: &Path) {
+        program.clone_into(&mut self.program);
+    }
+
+    /// Variables of its environment.
+    pub(crate) fn set_env(&mut self, env: &[(&'static str, &Path)]) {
+        self.env = env.iter().map(|(name, value)| (*name, value.to_path_buf())).collect();
     }
 
     /// `up`, with flags of this farm and others.
@@ -266,7 +286,14 @@ impl Farm {
         self.request_as(&token, method, path, body)
     }
 
-    fn request_as(&self, token: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+    /// One request with a token; status and body.
+    pub(crate) fn request_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> anyhow::Result<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.ports.api))?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         write!(
@@ -402,6 +429,11 @@ impl Drop for Farm {
             }
         }
     }
+}
+
+fn furnished(command: &mut Command) -> &mut Command {
+    let path = format!("{PROGRAMS}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+    command.env_clear().env("PATH", path).env("HOME", "/tmp/hostpath_pv/home").stdin(Stdio::null())
 }
 
 /// A folder to build: `name` makes its step one of its own.

@@ -92,7 +92,7 @@ pub enum Command {
     Rm(Box<host::RmArgs>),
     /// Empty the caches of projects on this host that nobody has used for long
     Prune(Box<host::PruneArgs>),
-    /// Install, plan and inspect the farm in a cluster
+    /// Install, plan, check and inspect the farm in a cluster
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
     /// Write the manifests for GitOps; needs no cluster

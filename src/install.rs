@@ -5,11 +5,13 @@
 
 mod desired;
 mod fault;
+mod preflight;
 mod status;
 
 use jiff::Timestamp;
 
 pub use fault::{ParseStopPoint, StopPoint};
+pub use preflight::{Refusal, Reviewed, review};
 pub use status::{ComponentStatus, LevelStatus, ObjectStatus, Status, status};
 
 use crate::certificate::issue::IssueError;
@@ -30,8 +32,17 @@ pub struct Installation {
     pub settings: Settings,
     /// Take over fields that other managers own.
     pub force_conflicts: bool,
+    /// Install although checks of the cluster fail.
+    pub skip_checks: bool,
     /// Where to cut the run off, for tests of what follows.
     pub stop_after: Option<StopPoint>,
+}
+
+impl Installation {
+    /// An installation as it is, to be looked at.
+    pub fn of(rendered: Rendered, settings: Settings) -> Self {
+        Self { rendered, settings, force_conflicts: false, skip_checks: false, stop_after: None }
+    }
 }
 
 /// Why an installation did not succeed.
@@ -63,6 +74,9 @@ pub enum InstallError {
     /// The lock.
     #[error(transparent)]
     Lock(LockError),
+    /// The cluster is not fit for it; nothing was written.
+    #[error(transparent)]
+    Preflight(Box<Refusal>),
     /// An apply failed.
     #[error(transparent)]
     Apply(RequestError),
@@ -101,7 +115,7 @@ pub async fn prepare(cluster: &Cluster, wanted: &Installation) -> Result<(Plan, 
 /// # Errors
 /// See [`InstallError`].
 pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, InstallError> {
-    let (plan, _) = prepare(cluster, wanted).await?;
+    let plan = preflight::checked(cluster, wanted, prepare(cluster, wanted).await).await?;
     if plan.is_empty() {
         cluster.report(Event::Planned { counts: plan.counts() });
         cluster.report(Event::UpToDate);

@@ -3,11 +3,13 @@
 
 mod access;
 mod faults;
+mod preflight;
 mod refusals;
 mod runs;
 
 pub(crate) use access::*;
 pub(crate) use faults::*;
+pub(crate) use preflight::*;
 pub(crate) use refusals::*;
 pub(crate) use runs::*;
 

@@ -25,6 +25,7 @@ mod keys;
 mod kube_errors;
 mod metrics;
 mod plans;
+mod preflight;
 mod profiles;
 mod purity;
 mod readiness;

@@ -31,6 +31,9 @@ pub struct InitArgs {
     /// Take over fields that other managers own
     #[arg(long)]
     pub force_conflicts: bool,
+    /// Install although checks of the cluster fail; what they find is a warning then
+    #[arg(long)]
+    pub skip_checks: bool,
     /// Kill the process there: intent, apply:N or level:rcN
     #[arg(long, hide = true, value_name = "POINT")]
     pub stop_after: Option<StopPoint>,
@@ -97,6 +100,7 @@ async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
         rendered: wanted.rendered,
         settings: wanted.settings,
         force_conflicts: args.force_conflicts,
+        skip_checks: args.skip_checks,
         stop_after: args.stop_after,
     };
     let plan = install::init(&cluster, &installation).await.map_err(session::failure)?;

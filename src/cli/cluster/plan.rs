@@ -9,8 +9,9 @@ use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
 use super::{LimitArgs, bundle, session};
-use crate::install::{self, Installation};
+use crate::install::{self, InstallError, Installation, Refusal, Reviewed};
 use crate::plan::{Action, Plan};
+use crate::preflight::Verdict;
 
 /// Print what `init` would do.
 #[derive(Debug, Args)]
@@ -39,14 +40,22 @@ pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> 
         rendered: wanted.rendered,
         settings: wanted.settings,
         force_conflicts: args.force_conflicts,
+        skip_checks: false,
         stop_after: None,
     };
-    let (plan, _) = install::prepare(&cluster, &installation).await.map_err(session::failure)?;
+    let prepared = install::prepare(&cluster, &installation).await;
+    let Reviewed { plan, report: checks } =
+        install::review(&cluster, &installation, prepared).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&plan)?,
         Output::Text => report::print(&text(&plan, global.verbose)?)?,
     }
-    if plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) }
+    checks.with(Verdict::Warn).for_each(|finding| report::message(global, &finding.to_string()));
+    match (Refusal::of(&checks), plan.is_empty()) {
+        (Some(refusal), _) => Err(session::failure(InstallError::Preflight(Box::new(refusal)))),
+        (None, true) => Ok(()),
+        (None, false) => Err(Failure::silent(Code::ChangesPending)),
+    }
 }
 
 /// The plan; with `-v`, whole manifests of what will be created.

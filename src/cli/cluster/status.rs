@@ -35,8 +35,7 @@ pub(super) async fn run(args: StatusArgs, global: &Global) -> Result<(), Failure
         return Err(Failure::new(Code::NotReady, error).hint("install it with `bko-install cluster init`"));
     };
     let Some(record) = wanted.record else { return Err(Failure::silent(Code::NotReady)) };
-    let installation =
-        Installation { rendered: wanted.rendered, settings: wanted.settings, force_conflicts: false, stop_after: None };
+    let installation = Installation::of(wanted.rendered, wanted.settings);
     let status = install::status(&cluster, &installation, &record).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&status)?,

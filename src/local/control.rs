@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "shell: judges entries at the time of asking")]
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,6 +51,9 @@ pub struct Info {
     pub certificates: PathBuf,
     /// Domain that daemons are reached under; by addresses without one.
     pub domain: Option<String>,
+    /// Where this host reaches the gateway when daemons have names: DNS need not know them here.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
     /// What daemons run.
     pub buildkit: String,
     /// How caches are kept.
@@ -270,9 +274,8 @@ async fn remove(
     let core = &control.core;
     core.writer.submit(key.as_str(), Change::Remove).await?;
     let layout = &core.common.layout;
-    // Its folder goes last. One that is routed to again begins anew.
     let gone = async {
-        while layout.daemon(key.as_str()).exists() && core.index.get(key.as_str()).is_none() {
+        while core.index.removals(key.as_str()) > 0 {
             sleep(LOOK).await;
         }
     };

@@ -18,6 +18,7 @@ pub mod log;
 pub mod profile;
 pub mod ps;
 pub mod report;
+pub mod screen;
 pub mod server;
 pub mod token;
 pub mod up;

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use ask::Answer;
-pub use event::{Event, Reporter, Verb};
+pub use event::{Event, PlannedComponent, PlannedLevel, Reporter, Verb};
 pub use request::{FieldConflict, RequestError};
 
 const LAST_WORDS: Duration = Duration::from_secs(10);

@@ -118,7 +118,7 @@ pub async fn prepare(cluster: &Cluster, wanted: &Installation) -> Result<(Plan, 
 pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, InstallError> {
     let plan = preflight::checked(cluster, wanted, prepare(cluster, wanted).await).await?;
     if plan.is_empty() {
-        cluster.report(Event::Planned { counts: plan.counts() });
+        cluster.report(Event::planned(&plan));
         cluster.report(Event::UpToDate);
         run_levels(cluster, &plan, None, wanted.stop_after).await?;
         return Ok(plan);
@@ -138,7 +138,7 @@ pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, Inst
 async fn init_locked(cluster: &Cluster, wanted: &Installation) -> Result<Plan, InstallError> {
     let namespace = &wanted.rendered.operator_namespace;
     let (plan, installed) = prepare(cluster, wanted).await?;
-    cluster.report(Event::Planned { counts: plan.counts() });
+    cluster.report(Event::planned(&plan));
     let mut record = Record::intent(&plan, installed.as_ref(), &wanted.settings, now());
     record::save(cluster, namespace, &record).await.map_err(InstallError::Record)?;
     fault::stop_at(wanted.stop_after, StopPoint::Intent);

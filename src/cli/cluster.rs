@@ -6,6 +6,7 @@ mod init;
 mod plan;
 pub(in crate::cli) mod session;
 mod status;
+mod view;
 
 use clap::{Args, Subcommand};
 

@@ -8,6 +8,7 @@ mod faults;
 mod preflight;
 mod refusals;
 mod runs;
+mod terminal;
 
 pub(crate) use access::*;
 pub(crate) use certificates::*;
@@ -16,6 +17,7 @@ pub(crate) use faults::*;
 pub(crate) use preflight::*;
 pub(crate) use refusals::*;
 pub(crate) use runs::*;
+pub(crate) use terminal::*;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::super::Global;
 use super::super::exit::{Code, Failure};
-use super::super::{Global, report};
 use crate::cluster::lock::LockError;
 use crate::cluster::record::{NAME, RecordError};
 use crate::cluster::wait::WaitError;
-use crate::cluster::{Cluster, Limits, Reporter, RequestError, client};
+use crate::cluster::{Cluster, Event, Limits, Reporter, RequestError, client};
 use crate::install::InstallError;
 
 /// Connects, and makes Ctrl-C end the run after the requests in flight; the
@@ -23,12 +23,12 @@ pub(in crate::cli) async fn open(
     let deadline = now() + timeout;
     let client = client::connect_until(global, deadline).await?;
     let interrupt = CancellationToken::new();
-    tokio::spawn(watch_signals(interrupt.clone(), global.clone()));
+    tokio::spawn(watch_signals(interrupt.clone(), reporter.clone()));
     let limits = Limits { concurrency: concurrency.into(), deadline };
     Ok(Cluster::new(client, limits, interrupt, reporter))
 }
 
-async fn watch_signals(interrupt: CancellationToken, global: Global) {
+async fn watch_signals(interrupt: CancellationToken, report: Reporter) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
         return;
@@ -42,7 +42,7 @@ async fn watch_signals(interrupt: CancellationToken, global: Global) {
             std::process::exit(Code::Interrupted as i32);
         }
         interrupt.cancel();
-        report::message(&global, "stopping after the requests in flight; once more stops at once");
+        report(Event::Stopping);
     }
 }
 

@@ -111,6 +111,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(wake::a_dial_wakes_what_was_routed_lately),
         test!(wake::a_dial_ends_a_scale_down_at_once),
         test!(identities::two_pull_requests_of_one_repository_get_two_daemons).limit(Duration::from_secs(150)),
+        test!(identities::keys_are_fetched_through_the_proxy_but_for_what_is_excepted),
         test!(identities::a_job_ends_its_own_builds_on_every_replica),
         test!(identities::a_rotated_token_is_accepted_without_a_restart),
         test!(view::a_project_tells_what_its_daemon_does_until_it_is_at_zero),

@@ -99,7 +99,7 @@ pub(crate) async fn an_architecture_without_a_companion_is_refused(cluster: Arc<
 /// would refuse to move a cache.
 pub(crate) async fn a_cache_stays_where_its_daemon_was_made(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = routes::farm(&cluster, "ephemeral").await?;
-    let ephemeral = farm.flags(&["--cache-kind=emptyDir", "--cache-volume-gi=3"]);
+    let ephemeral = farm.flags(&["--cache-kind=emptyDir", "--cache-volume-gi=3", "--idle-seconds=1"]);
     let server = Server::start(&cluster, &ephemeral).await?;
     let answer = server.route(farm::REPO).await?;
     ensure!(farm::names::<PersistentVolumeClaim>(&cluster, &farm.namespace).await?.is_empty());

@@ -89,7 +89,7 @@ pub enum Command {
     Logs(Box<host::LogsArgs>),
     /// Send the daemon of a project on this host to zero before its time; its cache stays
     Stop(Box<host::StopArgs>),
-    /// Remove a project on this host with its cache
+    /// Remove a project on this host with its cache and snapshots
     Rm(Box<host::RmArgs>),
     /// Empty the caches of projects on this host that nobody has used for long
     Prune(Box<host::PruneArgs>),

@@ -100,6 +100,9 @@ impl ApiArgs {
         if !certificate && self.folder().is_none() && self.ca().is_none() {
             self.client_certs = Some(info.certificates.clone());
         }
+        if let (None, Some(gateway)) = (self.gateway_ip.flatten(), info.gateway) {
+            self.gateway_ip = Some(Some(gateway));
+        }
         // Who says who it is means that.
         let given = value(self.token.as_ref()).or(value(self.id_token.as_ref()));
         if let (None, Some(path)) = (given, &info.token) {

@@ -56,7 +56,7 @@ pub struct StopArgs {
     state: StateArgs,
 }
 
-/// Remove a project with its cache.
+/// Remove a project with its cache and snapshots.
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// Key of the project; may be repeated

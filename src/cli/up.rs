@@ -155,6 +155,13 @@ fn greeting(info: &Info) -> String {
     let certs = certificates.display();
     let options = format!("cacert={certs}/ca.pem,cert={certs}/cert.pem,key={certs}/key.pem");
     let options = shell::quote(&options);
+    let elsewhere = info.domain.as_ref().map(|domain| {
+        format!(
+            "Other hosts build here, too, once *.{domain} leads to this host, with what this prints:\n  \
+             bko-install credentials{state}\n\n"
+        )
+    });
+    let elsewhere = elsewhere.unwrap_or_default();
     format!(
         "The farm is up.\n  \
          routing API    {api}{token}\n  \
@@ -170,6 +177,7 @@ fn greeting(info: &Info) -> String {
          docker buildx build --builder shop .\n\
          and say that the build has ended, with what was answered (the daemon is kept for it until then):\n  \
          curl -fsS {api}/complete -d '{{\"key\":\"KEY\",\"buildId\":\"BUILD_ID\"}}'{bearer}\n\n\
+         {elsewhere}\
          `bko-install ps{state}` shows what runs where. Ctrl-C ends the farm when its builds have ended."
     )
 }
@@ -189,10 +197,16 @@ mod tests {
             token: Some("/var/lib/bko/token".into()),
             certificates: "/var/lib/bko/certs/client".into(),
             domain: None,
+            gateway: None,
             buildkit: "buildkitd v0.34.2".into(),
             storage: "reflink".into(),
         };
         insta::assert_snapshot!(greeting(&info));
+        let named = greeting(&Info { domain: Some("builds.example.org".into()), ..info.clone() });
+        assert!(
+            named.contains("once *.builds.example.org leads to this host")
+                && named.contains("\n  bko-install credentials\n")
+        );
         let odd = |path: &str| std::path::PathBuf::from(format!("/it's here/{path}"));
         let info =
             Info { usual: false, state: odd("bko"), token: Some(odd("token")), certificates: odd("client"), ..info };

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "shell: judges entries at the time of asking")]
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,6 +51,9 @@ pub struct Info {
     pub certificates: PathBuf,
     /// Domain that daemons are reached under; by addresses without one.
     pub domain: Option<String>,
+    /// Where this host reaches the gateway when daemons have names: DNS need not know them here.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
     /// What daemons run.
     pub buildkit: String,
     /// How caches are kept.

@@ -211,6 +211,12 @@ impl Keeper {
             let error = start::chain(&error);
             tracing::warn!(project.key = key, error, "a cache could not be removed whole, trying again later");
         }
+        for name in self.core.storage.snapshots(key) {
+            if let Err(error) = self.core.storage.remove(&layout.snapshots(key).join(name)).await {
+                tracing::warn!(project.key = key, error = start::chain(&error), "a snapshot could not be removed");
+            }
+        }
+        let _ = std::fs::remove_dir(layout.snapshots(key));
         // Last: it is what says that something is left to remove.
         if let Err(error) = std::fs::remove_dir_all(layout.daemon(key)) {
             tracing::warn!(project.key = key, %error, "the folder of a daemon could not be removed");

@@ -79,6 +79,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
         token: prepared.token.clone(),
         certificates: layout.certificate("client"),
         domain: args.domain(),
+        gateway: args.domain().map(|_| args.listen.from_here()),
         buildkit: version,
         storage: format!("{:?}", core.storage.kind()).to_lowercase(),
     };

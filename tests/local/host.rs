@@ -50,6 +50,9 @@ pub(crate) fn furnish(tools: &Tools) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Becomes the rest of the command line where cgroups are as on a machine that has v2 alone.
+const ONLY_V2: &str = "umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec \"$@\"";
+
 /// Who runs the farm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
@@ -69,6 +72,7 @@ pub(crate) struct Farm {
     /// Below the mount points, where its cgroups are; and whether `up` itself begins there.
     cgroup: String,
     within: bool,
+    only_v2: bool,
     program: PathBuf,
     env: Vec<(&'static str, PathBuf)>,
 }
@@ -113,8 +117,8 @@ impl Farm {
         let (buildctl, buildx) = (tools.file("buildctl"), tools.file("buildx"));
         let cgroup = format!("{}/s{n}", sandbox::cgroup());
         let program = Path::new(PROGRAMS).join("bko-install");
-        let env = vec![];
-        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within: false, program, env })
+        let (within, only_v2, env) = (false, false, vec![]);
+        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within, only_v2, program, env })
     }
 
     /// A farm that is up.
@@ -132,6 +136,11 @@ impl Farm {
     /// `up` begins within a cgroup, and makes those of its daemons there.
     pub(crate) fn begin_in(&mut self, cgroup: &str) {
         (self.cgroup, self.within) = (cgroup.to_owned(), true);
+    }
+
+    /// `up` sees no cgroups but those of v2, whatever else this machine has.
+    pub(crate) fn see_only_v2(&mut self) {
+        self.only_v2 = true;
     }
 
     /// Other flags, from its next start on.
@@ -152,6 +161,11 @@ impl Farm {
                 let id = USER.to_string();
                 command.args(["-c", &enter, "sh", "setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--"]);
                 command.arg(program);
+                command
+            }
+            Who::Root if self.only_v2 && verb == "up" => {
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "sh", "-c", ONLY_V2, "sh"]).arg(program);
                 command
             }
             Who::Root => Command::new(program),

@@ -90,6 +90,7 @@ fn tests() -> Vec<Test<Machine>> {
         test!(clock::a_clock_that_jumps_under_a_running_farm_cuts_nothing_and_loses_nothing),
         test!(identities::a_job_builds_with_its_identity_and_nothing_else),
         test!(cgroups::each_daemon_has_its_own_and_ends_with_all_that_is_in_it),
+        test!(cgroups::v2_alone_will_do),
         test!(cgroups::an_ordinary_user_has_some_where_it_may_make_them),
         test!(mounts::what_a_killed_daemon_left_is_in_nobodys_way).limit(Duration::from_secs(240)),
         test!(mounts::a_cache_that_cannot_be_removed_keeps_nothing_down),

@@ -86,6 +86,7 @@ mod tests {
             token: None,
             certificates: "/c".into(),
             domain: None,
+            gateway: None,
             buildkit: String::new(),
             storage: String::new(),
         }

@@ -1,6 +1,6 @@
 //! What flags of `bko-install up` may be set to, read and written. Pure.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -53,6 +53,19 @@ pub enum GatewayListen {
     Loopback(u16),
     /// An address that other hosts may reach.
     Address(ListenAddress),
+}
+
+impl GatewayListen {
+    /// Where it is reached from this host.
+    pub fn from_here(self) -> IpAddr {
+        match self {
+            Self::Address(ListenAddress::One(address)) if address.ip().is_unspecified() && address.is_ipv6() => {
+                Ipv6Addr::LOCALHOST.into()
+            }
+            Self::Address(ListenAddress::One(address)) if !address.ip().is_unspecified() => address.ip(),
+            _ => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
 }
 
 impl FromStr for GatewayListen {

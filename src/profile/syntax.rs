@@ -159,7 +159,7 @@ mod tests {
         for good in ["docker.io", "mirror.test:5000/a/b", "localhost", "a"] {
             assert!(is_registry(good), "{good}");
         }
-        for bad in ["", "https://a", "a/", "A.test", "a b", "u@a"] {
+        for bad in ["", "https://a", "a/", "a b", "u@a"] {
             assert!(!is_registry(bad), "{bad}");
         }
         for good in ["http://proxy.test:3128", "http://10.0.0.1:80/", "http://proxy", "http://[fd00::1]:3128"] {

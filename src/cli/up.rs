@@ -16,6 +16,7 @@ use crate::client::shell;
 use crate::local::args::UpArgs;
 use crate::local::control::Info;
 use crate::local::farm::Farm;
+use crate::local::fetch::FetchError;
 use crate::local::up::{self, UpError};
 use screen::Screen;
 
@@ -130,6 +131,7 @@ fn failure(error: UpError) -> Failure {
         | UpError::SamePort(_)
         | UpError::NoPort
         | UpError::OpenWithToken
+        | UpError::Fetch(FetchError::Mirror(_))
         | UpError::NotBuildkitd { .. } => Code::Usage,
         UpError::Lock(_) => Code::Refused,
         _ => Code::Failed,

@@ -274,9 +274,8 @@ async fn remove(
     let core = &control.core;
     core.writer.submit(key.as_str(), Change::Remove).await?;
     let layout = &core.common.layout;
-    // Its folder goes last. One that is routed to again begins anew.
     let gone = async {
-        while layout.daemon(key.as_str()).exists() && core.index.get(key.as_str()).is_none() {
+        while core.index.removals(key.as_str()) > 0 {
             sleep(LOOK).await;
         }
     };

@@ -118,7 +118,16 @@ impl Keeper {
 
     /// One pass.
     async fn step(&mut self) -> Result<Next, WriteError> {
-        let Some(record) = self.core.index.get(self.key.as_str()) else { return Ok(self.erase().await) };
+        let removals = self.core.index.removals(self.key.as_str());
+        let record = self.core.index.get(self.key.as_str());
+        let Some(record) = record.filter(|_| removals == 0) else {
+            self.erase().await;
+            self.core.index.erased(self.key.as_str(), removals);
+            *self = Self::new(self.core.clone(), self.key.clone());
+            // One that was routed to meanwhile begins anew.
+            let again = self.core.index.get(self.key.as_str()).is_some();
+            return Ok(if again { Next::Again } else { Next::Rest });
+        };
         if self.core.is_cut(self.key.as_str()) {
             return self.cut(&record).await;
         }
@@ -196,7 +205,7 @@ impl Keeper {
     }
 
     /// Its record has gone: everything else goes too.
-    async fn erase(&mut self) -> Next {
+    async fn erase(&mut self) {
         if let Some(mut running) = self.running.take() {
             running.process.stop(self.patience()).await;
         }
@@ -218,10 +227,12 @@ impl Keeper {
         }
         let _ = std::fs::remove_dir(layout.snapshots(key));
         // Last: it is what says that something is left to remove.
-        if let Err(error) = std::fs::remove_dir_all(layout.daemon(key)) {
-            tracing::warn!(project.key = key, %error, "the folder of a daemon could not be removed");
+        match std::fs::remove_dir_all(layout.daemon(key)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(project.key = key, %error, "the folder of a daemon could not be removed");
+            }
+            _ => {}
         }
-        Next::Rest
     }
 
     /// Tells everybody who reads.

@@ -212,9 +212,16 @@ impl Farm {
         command
     }
 
+    /// Another command about this farm, to be run.
+    pub(crate) fn prepared(&self, verb: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command(verb);
+        command.args(arguments);
+        command
+    }
+
     /// Another command about this farm.
     pub(crate) fn run(&self, verb: &str, arguments: &[&str]) -> anyhow::Result<Output> {
-        self.command(verb).args(arguments).output().context("running bko-install")
+        self.prepared(verb, arguments).output().context("running bko-install")
     }
 
     /// Starts it, and returns when the routing API answers.

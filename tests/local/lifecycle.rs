@@ -179,6 +179,26 @@ pub(crate) async fn an_entry_that_nobody_uses_does_not_hold_the_end(machine: Arc
     Ok(())
 }
 
+pub(crate) async fn what_is_removed_is_removed_whoever_routes_meanwhile(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
+    for round in 0..10 {
+        let routed = farm.route(REPO)?;
+        let marker = farm.state.join("caches").join(&routed.key).join("marker");
+        std::fs::write(&marker, "")?;
+        let (key, mut command) = (routed.key.clone(), farm.prepared("rm", &["--cut-builds", &routed.key]));
+        let removing = std::thread::spawn(move || command.output());
+        let mut answered = 0;
+        while !removing.is_finished() {
+            answered += usize::from(farm.route(REPO).is_ok());
+        }
+        let removed = removing.join().ok().context("a thread died")??;
+        ensure!(removed.status.success(), "{removed:?}");
+        ensure!(!marker.exists(), "round {round}: \"removed {key}\", and its cache is there; {answered} routes");
+    }
+    let routed = farm.route(REPO)?;
+    farm.build(&routed.endpoint, "removed").await.map(drop)
+}
+
 pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine>) -> anyhow::Result<()> {
     let mut farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
     let routed = farm.route(REPO)?;

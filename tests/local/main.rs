@@ -73,6 +73,7 @@ fn tests() -> Vec<Test<Machine>> {
         test!(lifecycle::the_least_recently_used_cache_makes_room),
         test!(lifecycle::cut_builds_end_at_once_and_stay_away),
         test!(lifecycle::an_entry_that_nobody_uses_does_not_hold_the_end),
+        test!(lifecycle::what_is_removed_is_removed_whoever_routes_meanwhile),
         test!(lifecycle::stop_logs_rm_and_prune_do_what_they_say),
         test!(killed::whoever_is_killed_nothing_is_lost).serial().limit(Duration::from_secs(900)),
         test!(killed::a_daemon_that_no_project_knows_of_is_ended),

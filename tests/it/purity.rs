@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 53] = [
+const CORE: [&str; 54] = [
     "names.rs",
     "printable.rs",
     "key.rs",
@@ -29,6 +29,7 @@ const CORE: [&str; 53] = [
     "preflight/daemon.rs",
     "preflight/dns.rs",
     "preflight/facilities.rs",
+    "preflight/images.rs",
     "preflight/namespaces.rs",
     "preflight/pods.rs",
     "preflight/role.rs",

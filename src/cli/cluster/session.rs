@@ -41,8 +41,9 @@ async fn watch_signals(interrupt: CancellationToken, report: Reporter) {
         if round > 0 {
             std::process::exit(Code::Interrupted as i32);
         }
-        interrupt.cancel();
+        // First: the run may end at once.
         report(Event::Stopping);
+        interrupt.cancel();
     }
 }
 

@@ -5,12 +5,14 @@
 
 pub mod apply;
 mod blame;
+mod delete;
 pub mod client;
 mod event;
 mod kinds;
 pub mod lock;
 pub mod observe;
 pub mod record;
+pub mod remains;
 mod request;
 mod retry;
 pub mod wait;
@@ -22,7 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use event::{Event, Reporter, Verb};
-pub use request::{FieldConflict, RequestError};
+pub use request::RequestError;
 
 const LAST_WORDS: Duration = Duration::from_secs(10);
 

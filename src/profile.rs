@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::manifest::fault::{Fault, Faults, unless};
 use crate::manifest::{Bundle, Runlevel};
 
+pub(crate) use suggest::did_you_mean;
 pub use spec::{Format, Type, ValueSpec};
 pub use values::{Entry, Source, Values};
 

@@ -1,10 +1,15 @@
 //! `bko-install cluster`.
 
 mod bundle;
+mod history;
 mod init;
+mod options;
 mod plan;
+mod rollback;
 mod session;
 mod status;
+mod unadopt;
+mod uninstall;
 
 use clap::{Args, Subcommand};
 
@@ -20,6 +25,14 @@ pub enum ClusterCommand {
     Plan(plan::PlanArgs),
     /// Print components, levels, readiness and drift; exit code 4 when not ready
     Status(status::StatusArgs),
+    /// Print the runs that wrote, the latest last
+    History(history::HistoryArgs),
+    /// Go back to what an earlier run had installed
+    Rollback(rollback::RollbackArgs),
+    /// Remove everything, in reverse; caches stay unless --delete-caches
+    Uninstall(uninstall::UninstallArgs),
+    /// Let Helm know its release again that `init --adopt` made it forget
+    Unadopt(unadopt::UnadoptArgs),
 }
 
 /// How much of the API server's time a command may take.
@@ -36,5 +49,9 @@ pub fn run(command: ClusterCommand, global: &Global) -> Result<(), Failure> {
         ClusterCommand::Init(args) => block_on(init::run(args, global)),
         ClusterCommand::Plan(args) => block_on(plan::run(args, global)),
         ClusterCommand::Status(args) => block_on(status::run(args, global)),
+        ClusterCommand::History(args) => block_on(history::run(args, global)),
+        ClusterCommand::Rollback(args) => block_on(rollback::run(args, global)),
+        ClusterCommand::Uninstall(args) => block_on(uninstall::run(args, global)),
+        ClusterCommand::Unadopt(args) => block_on(unadopt::run(args, global)),
     }
 }

@@ -9,7 +9,7 @@ use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
 use super::{LimitArgs, bundle, session};
-use crate::install::{self, ComponentStatus, Installation, Status};
+use crate::install::{self, ComponentStatus, Installation, Options, Status};
 use crate::plan::Progress;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ pub(super) async fn run(args: StatusArgs, global: &Global) -> Result<(), Failure
     };
     let Some(record) = wanted.record else { return Err(Failure::silent(Code::NotReady)) };
     let installation =
-        Installation { rendered: wanted.rendered, settings: wanted.settings, force_conflicts: false, stop_after: None };
+        Installation { rendered: wanted.rendered, settings: wanted.settings, options: Options::default() };
     let status = install::status(&cluster, &installation, &record).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&status)?,
@@ -50,6 +50,7 @@ fn text(status: &Status) -> String {
     let state = match status.state {
         Progress::Installed => "installed".to_owned(),
         Progress::Applying => "the last run was cut off, or is still at work".to_owned(),
+        Progress::Uninstalling => "being uninstalled, or that was cut off".to_owned(),
         Progress::Failed => {
             let why = status.message.as_deref().unwrap_or("unknown reason");
             format!("the last run failed: {}", why.lines().next().unwrap_or_default())

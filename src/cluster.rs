@@ -5,6 +5,7 @@
 
 pub mod apply;
 mod blame;
+mod definition;
 mod delete;
 pub mod client;
 mod event;

@@ -6,6 +6,7 @@
 //! data is masked in everything printed. Pure.
 
 mod check;
+mod definition;
 mod difference;
 mod fields;
 mod order;
@@ -23,6 +24,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 pub use check::{Fault, check};
+pub use definition::{Tightened, Tightening, dropped_served, dropped_stored, storage, tightened, violates};
 pub use difference::{FieldChange, MASK, difference, mask};
 pub use order::Wave;
 pub use ownership::{
@@ -78,6 +80,9 @@ pub struct Means {
     /// Fields that are left to their owners.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub yields: Vec<String>,
+    /// Versions of a definition that live objects are moved out of first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub migrates: Vec<String>,
 }
 
 /// What was observed for each desired object.
@@ -174,6 +179,8 @@ pub enum Action {
         /// What is lost on the way.
         loss: Loss,
     },
+    /// It has done its work, and its time to live has removed it.
+    Finished,
     /// It is as it should be and will not be written.
     Unchanged,
 }
@@ -181,7 +188,7 @@ pub enum Action {
 impl Action {
     /// Whether it writes.
     pub fn is_change(&self) -> bool {
-        !matches!(self, Self::Unchanged)
+        !matches!(self, Self::Unchanged | Self::Finished)
     }
 }
 
@@ -233,7 +240,7 @@ impl Plan {
                 Action::Create => &mut counts.create,
                 Action::Configure { .. } => &mut counts.configure,
                 Action::Recreate { .. } => &mut counts.recreate,
-                Action::Unchanged => &mut counts.unchanged,
+                Action::Unchanged | Action::Finished => &mut counts.unchanged,
             } += 1;
             counts
         })
@@ -281,7 +288,12 @@ pub fn plan(
     for object in &desired.objects {
         let observation = observed.get(&object.id).ok_or_else(|| PlanError::NotObserved(object.id.clone()))?;
         let wave = if desired.authorities.contains(&object.id) { Wave::Authorities } else { Wave::of(&object.id) };
-        levels.entry(object.runlevel).or_default().push(change(object, wave, observation));
+        let mut change = change(object, wave, observation);
+        if let Some(uid) = record::finished(object, &change, installed) {
+            change.action = Action::Finished;
+            change.live = Some(crate::readiness::Pin { uid: Some(uid), generation: None });
+        }
+        levels.entry(object.runlevel).or_default().push(change);
     }
     let mut levels: Vec<Level> = levels.into_iter().map(|(runlevel, changes)| Level { runlevel, changes }).collect();
     for level in &mut levels {

@@ -13,6 +13,7 @@ mod uninstall;
 
 use clap::{Args, Subcommand};
 
+use super::bundle::BundleArgs;
 use super::exit::Failure;
 use super::{Global, block_on};
 
@@ -41,6 +42,22 @@ pub struct LimitArgs {
     /// How many requests are in flight at once
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
+}
+
+/// Which installation.
+#[derive(Clone, Debug, Default, Args)]
+pub struct WhereArgs {
+    /// Namespace of the installation's record [default: wherever it is found]
+    #[arg(long, value_name = "NAME")]
+    pub namespace: Option<String>,
+}
+
+impl WhereArgs {
+    /// The same as options of a bundle.
+    fn bundle(&self) -> BundleArgs {
+        let set = self.namespace.iter().map(|name| format!("namespaces.operator={name}")).collect();
+        BundleArgs { set, ..BundleArgs::default() }
+    }
 }
 
 /// Runs the command.

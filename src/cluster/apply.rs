@@ -134,12 +134,13 @@ async fn apply_wave(
         .buffer_unordered(cluster.limits.concurrency);
     while let Some(result) = results.next().await {
         match result {
-            Ok(done) => {
+            Ok(Some(done)) => {
                 if done.written {
                     written(&done.id);
                 }
                 applied.push(done);
             }
+            Ok(None) => {}
             Err(error) => {
                 stopped.store(true, Ordering::Relaxed);
                 failed.get_or_insert(error);
@@ -153,16 +154,21 @@ async fn apply_wave(
     }
 }
 
-async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Applied, RequestError> {
+/// Applies one change, and returns what is to be waited for.
+async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Option<Applied>, RequestError> {
     let verb = match change.action {
         Action::Create => Verb::Created,
         Action::Configure { .. } => Verb::Configured,
         Action::Recreate { .. } => Verb::Recreated,
         Action::Unchanged => {
             let pin = change.live.clone().unwrap_or_default();
-            return Ok(Applied { id: change.id.clone(), component: change.component.clone(), pin, written: false });
+            return Ok(Some(applied(change, pin, false)));
         }
+        Action::Finished => return Ok(None),
     };
+    if !change.means.migrates.is_empty() {
+        cluster.migrate(&change.id).await?;
+    }
     if !change.means.predecessors.is_empty() {
         cluster.take_over(&change.id).await?;
     }
@@ -188,5 +194,9 @@ async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Applied, Req
         }
     };
     cluster.report(Event::Applied { object: change.id.clone(), verb });
-    Ok(Applied { id: change.id.clone(), component: change.component.clone(), pin: Pin::of(&live), written: true })
+    Ok(Some(applied(change, Pin::of(&live), true)))
+}
+
+fn applied(change: &Change, pin: Pin, written: bool) -> Applied {
+    Applied { id: change.id.clone(), component: change.component.clone(), pin, written }
 }

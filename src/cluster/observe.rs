@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 use serde_json::Value;
 
 use super::apply::Mode;
-use super::{Cluster, RequestError};
+use super::{Cluster, RequestError, definition};
 use crate::manifest::{Object, ObjectId, Policy};
 use crate::plan::{self, Consent, Loss, Means, Observation, Observations};
 
@@ -149,8 +149,17 @@ async fn predict(
     if let Some(release) = plan::helm_release(&live).filter(|_| !adoption && !look) {
         return Err(RequestError::Inherited { object: boxed(), release });
     }
-    let predecessors = if adoption { plan::predecessors(&live) } else { Vec::new() };
-    let mut means = Means { predecessors, ..Means::default() };
+    let mut means = Means::default();
+    if object.id.kind == "CustomResourceDefinition" && !look {
+        means.migrates = definition::examine(cluster, object, &live).await?;
+        if !means.migrates.is_empty() {
+            // Refused until the objects are moved: what it becomes is what is asked for.
+            let mut predicted = live.clone();
+            predicted["spec"]["versions"] = object.body["spec"]["versions"].clone();
+            return Ok(Observation::Present { live, predicted, means });
+        }
+    }
+    means.predecessors = if adoption { plan::predecessors(&live) } else { Vec::new() };
     let predicted = match apply_as_allowed(cluster, bundle, object, &live, &mut means).await {
         Ok(predicted) => predicted,
         Err(error) => return replace(cluster, bundle, object, live, error).await,

@@ -182,6 +182,10 @@ async fn serve(cluster: &Cluster, kind: &ObjectId) -> Result<(), RequestError> {
 async fn one(cluster: &Cluster, applied: &Applied, declared: Option<&Declared>) -> Result<(), WaitError> {
     let mut follow = follow::Follow::new(cluster, applied, declared.cloned()).await?;
     let optional = is_optional(declared, &applied.id);
+    if let Some(why) = deferred(cluster, &applied.id).await? {
+        cluster.report(Event::Warning { message: format!("{}: {why}", applied.id) });
+        return Ok(());
+    }
     let deadline = if optional { patience(applied).min(cluster.limits.deadline) } else { cluster.limits.deadline };
     let mut said = None;
     loop {
@@ -213,6 +217,29 @@ async fn one(cluster: &Cluster, applied: &Applied, declared: Option<&Declared>) 
             said = Some(why);
         }
     }
+}
+
+/// Why a claim is not bound now, and need not be: its class waits for a pod.
+async fn deferred(cluster: &Cluster, id: &ObjectId) -> Result<Option<String>, RequestError> {
+    if !id.group.is_empty() || id.kind != "PersistentVolumeClaim" {
+        return Ok(None);
+    }
+    let Some(claim) = cluster.get(id).await? else { return Ok(None) };
+    let bound = claim.pointer("/status/phase").and_then(|phase| phase.as_str()) == Some("Bound");
+    let Some(name) = claim.pointer("/spec/storageClassName").and_then(|name| name.as_str()).filter(|_| !bound) else {
+        return Ok(None);
+    };
+    let class = ObjectId {
+        group: "storage.k8s.io".into(),
+        version: "v1".into(),
+        kind: "StorageClass".into(),
+        namespace: None,
+        name: name.into(),
+    };
+    // Who may not look at classes waits as for any other.
+    let class = cluster.get(&class).await.ok().flatten();
+    let waits = class.is_some_and(|class| class["volumeBindingMode"] == "WaitForFirstConsumer");
+    Ok(waits.then(|| format!("is bound when a pod uses it (StorageClass \"{name}\"), and is not waited for")))
 }
 
 /// Until when something optional is waited for. What was not written had all

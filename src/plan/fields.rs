@@ -66,8 +66,7 @@ fn steps(value: &Value, path: &str) -> Option<Vec<Step>> {
         }
         (None, Ok(index)) => index,
         (None, Err(_)) => {
-            let keys = keys(inner)?;
-            list.iter().position(|element| has_keys(element, &keys))?
+            element_of(list, &keys(inner)?)?
         }
     };
     then(Step::Index(index), list.get(index)?, rest)
@@ -103,10 +102,15 @@ fn keys(text: &str) -> Option<Map<String, Value>> {
     Some(keys)
 }
 
-/// Keys that an element leaves out have their default, which is not known here.
-fn has_keys(element: &Value, keys: &Map<String, Value>) -> bool {
-    keys.iter().all(|(name, value)| element.get(name).is_none_or(|own| own == value))
-        && keys.keys().any(|name| element.get(name).is_some())
+/// The element with these keys. Keys that an element leaves out have their
+/// default, which is not known here: it is meant when no other is.
+fn element_of(list: &[Value], keys: &Map<String, Value>) -> Option<usize> {
+    let all = |element: &Value| keys.iter().all(|(name, value)| element.get(name) == Some(value));
+    let open = |element: &Value| {
+        keys.iter().all(|(name, value)| element.get(name).is_none_or(|own| own == value))
+            && keys.keys().any(|name| element.get(name).is_some())
+    };
+    list.iter().position(all).or_else(|| list.iter().position(open))
 }
 
 /// Everything that is in either set.
@@ -168,7 +172,7 @@ pub(super) fn remove_all(object: &mut Value, set: &Value) {
 fn position(list: &[Value], key: &str) -> Option<usize> {
     if let Some(keys) = key.strip_prefix("k:") {
         let keys: Map<String, Value> = serde_json::from_str(keys).ok()?;
-        return list.iter().position(|element| has_keys(element, &keys));
+        return element_of(list, &keys);
     }
     let wanted: Value = serde_json::from_str(key.strip_prefix("v:")?).ok()?;
     list.iter().position(|element| *element == wanted)
@@ -207,7 +211,7 @@ mod tests {
         ] {
             assert_eq!(at(&object, path), Some(&expected), "{path}");
         }
-        for path in [".spec.replicas", r#".spec.containers[name="c"]"#, ".spec.containers[", "spec", ".metadata.labels.a.b"] {
+        for path in [".spec.replicas", r#".spec.containers[name="c"]"#, ".spec.containers[", "spec", ".metadata.labels.a.c"] {
             assert_eq!(at(&object, path), None, "{path}");
         }
     }

@@ -55,6 +55,7 @@ impl fmt::Display for Change {
         let component = &self.component;
         match &self.action {
             Action::Create => writeln!(f, "  create     {} ({component})", self.id),
+            Action::Finished => writeln!(f, "  finished   {} ({component})", self.id),
             Action::Unchanged => writeln!(f, "  unchanged  {} ({component})", self.id),
             Action::Configure { changes } => {
                 writeln!(f, "  configure  {} ({component}{})", self.id, self.means)?;
@@ -77,6 +78,9 @@ impl fmt::Display for Means {
         }
         if !self.yields.is_empty() {
             write!(f, ", leaving {} to its owner", self.yields.join(", "))?;
+        }
+        if !self.migrates.is_empty() {
+            write!(f, ", moving live objects out of {}", self.migrates.join(", "))?;
         }
         Ok(())
     }

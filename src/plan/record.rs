@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Action, Counts, Plan};
-use crate::manifest::{ObjectId, Runlevel};
+use super::{Action, Change, Counts, Plan};
+use crate::manifest::{Object, ObjectId, Runlevel};
 
 /// Version of the record's format that this executable writes.
 pub const FORMAT: u32 = 2;
@@ -236,6 +236,19 @@ fn inventory(plan: &Plan, installed: Option<&Record>) -> Vec<Entry> {
     let doomed = plan.deletions.iter().filter_map(|deletion| recorded.get(&place(&deletion.id))).copied();
     entries.extend(doomed.chain(&plan.kept).cloned());
     entries
+}
+
+/// The UID of a Job that is gone because it has a time to live, if the run that
+/// made it succeeded and it would be made the same.
+pub(super) fn finished(object: &Object, change: &Change, installed: Option<&Record>) -> Option<String> {
+    let is_job = object.id.group == "batch" && object.id.kind == "Job";
+    let mortal = object.body.pointer("/spec/ttlSecondsAfterFinished").is_some_and(|ttl| ttl.is_number());
+    if change.action != Action::Create || !is_job || !mortal {
+        return None;
+    }
+    let record = installed.filter(|record| record.state == Progress::Installed)?;
+    let entry = record.inventory.iter().find(|entry| place(&entry.id) == place(&object.id))?;
+    entry.uid.clone().filter(|_| entry.digest == change.digest)
 }
 
 /// Why the record must be written even if no object changes.

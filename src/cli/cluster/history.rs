@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
-use super::{bundle, session};
+use super::{WhereArgs, bundle, session};
 use crate::plan::{Progress, Revision};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -16,6 +15,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Print the runs that wrote.
 #[derive(Debug, Args)]
 pub struct HistoryArgs {
+    /// Which installation.
+    #[command(flatten)]
+    pub place: WhereArgs,
     /// How to print it.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -23,7 +25,7 @@ pub struct HistoryArgs {
 
 pub(super) async fn run(args: HistoryArgs, global: &Global) -> Result<(), Failure> {
     let cluster = session::open(global, 16, TIMEOUT, report::warnings(global)).await?;
-    let wanted = bundle::wanted(&cluster, &BundleArgs::default()).await?;
+    let wanted = bundle::wanted(&cluster, &args.place.bundle()).await?;
     let Some(record) = wanted.record else {
         let error = anyhow::anyhow!("nothing is installed in this cluster");
         return Err(Failure::new(Code::NotReady, error).hint("install it with `bko-install cluster init`"));

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
 use super::options::{AllowArgs, ChoiceArgs, options};
-use super::{LimitArgs, bundle, session};
+use super::{LimitArgs, WhereArgs, bundle, session};
 use crate::install::{self, Installation, Options, StopPoint};
 
 /// Go back to what an earlier run had installed.
@@ -17,6 +16,9 @@ pub struct RollbackArgs {
     /// Revision, as `history` numbers them [default: the last that succeeded before the present one]
     #[arg(value_name = "REVISION")]
     pub revision: Option<u32>,
+    /// Which installation.
+    #[command(flatten)]
+    pub place: WhereArgs,
     /// How to print events.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -40,7 +42,7 @@ pub struct RollbackArgs {
 pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failure> {
     let reporter = if args.dry_run { report::warnings(global) } else { report::reporter(global, args.output.output) };
     let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
-    let Some(wanted) = bundle::installed(&cluster, &BundleArgs::default()).await? else {
+    let Some(wanted) = bundle::installed(&cluster, &args.place.bundle()).await? else {
         let error = anyhow::anyhow!("nothing is installed in this cluster");
         return Err(Failure::new(Code::Failed, error).hint("`bko-install cluster init` installs it"));
     };

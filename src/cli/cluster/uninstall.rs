@@ -4,18 +4,17 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
-use super::{LimitArgs, bundle, session};
+use super::{LimitArgs, WhereArgs, bundle, session};
 use crate::install::{self, InstallError, Scope, StopPoint};
 
 /// Remove everything, in reverse.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
-    /// Where the installation is, by --set namespaces.operator=NAME
+    /// Which installation.
     #[command(flatten)]
-    pub bundle: BundleArgs,
+    pub place: WhereArgs,
     /// How to print events.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -42,7 +41,7 @@ pub struct UninstallArgs {
 pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
     let reporter = if args.dry_run { report::warnings(global) } else { report::reporter(global, args.output.output) };
     let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
-    let Some(namespace) = bundle::namespace(&cluster, &args.bundle).await? else {
+    let Some(namespace) = bundle::namespace(&cluster, &args.place.bundle()).await? else {
         report::message(global, "nothing is installed in this cluster");
         return Ok(());
     };

@@ -5,9 +5,9 @@
 
 pub mod apply;
 mod blame;
+pub mod client;
 mod definition;
 mod delete;
-pub mod client;
 mod event;
 mod kinds;
 pub mod lock;

@@ -19,8 +19,8 @@ use serde_json::Value;
 use crate::manifest::fault::{Fault, Faults, unless};
 use crate::manifest::{Bundle, Runlevel};
 
-pub(crate) use suggest::did_you_mean;
 pub use spec::{Format, Type, ValueSpec};
+pub(crate) use suggest::did_you_mean;
 pub use values::{Entry, Source, Values};
 
 use levels::Chain;

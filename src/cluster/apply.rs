@@ -61,8 +61,7 @@ impl Cluster {
     pub(super) async fn rehearse_update(&self, id: &ObjectId, body: &Value) -> Result<Value, RequestError> {
         let resource = self.resource(id).await?;
         let target = Target { verb: "check", object: id, resource: &resource };
-        let params =
-            PostParams { dry_run: true, field_manager: Some(INSTALLER_MANAGER.into()) };
+        let params = PostParams { dry_run: true, field_manager: Some(INSTALLER_MANAGER.into()) };
         let bytes = serde_json::to_vec(body).unwrap_or_default();
         self.send(&target, target.collection().replace(&id.name, &params, bytes)).await
     }
@@ -74,7 +73,8 @@ impl Cluster {
         let target = Target { verb: "take over", object: id, resource: &resource };
         for attempt in 1.. {
             let Some(live) = self.get(id).await? else { return Ok(()) };
-            if plan::predecessors(&live).is_empty() {
+            let unmanaged = live.pointer("/metadata/managedFields").is_none();
+            if unmanaged || plan::predecessors(&live).is_empty() {
                 return Ok(());
             }
             let patch = json!({"metadata": {
@@ -172,7 +172,8 @@ async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Option<Appli
     if !change.means.predecessors.is_empty() {
         cluster.take_over(&change.id).await?;
     }
-    if let (Action::Recreate { .. }, Some(uid)) = (&change.action, change.live.as_ref().and_then(|pin| pin.uid.clone())) {
+    if let (Action::Recreate { .. }, Some(uid)) = (&change.action, change.live.as_ref().and_then(|pin| pin.uid.clone()))
+    {
         cluster.delete(&change.id, &uid).await?;
         cluster.gone(&change.id, &uid).await?;
     }
@@ -192,6 +193,13 @@ async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Option<Appli
             }
             Err(error) => return Err(error),
         }
+    };
+    let live = if !change.means.predecessors.is_empty() && !plan::predecessors(&live).is_empty() {
+        // It had no field management before this apply.
+        cluster.take_over(&change.id).await?;
+        cluster.apply(&change.id, change.body.expose(), mode).await?
+    } else {
+        live
     };
     cluster.report(Event::Applied { object: change.id.clone(), verb });
     Ok(Some(applied(change, Pin::of(&live), true)))

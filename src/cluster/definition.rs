@@ -80,8 +80,7 @@ impl Cluster {
     async fn rewrite(&self, id: &ObjectId, mut instance: DynamicObject) -> Result<(), RequestError> {
         let resource = self.resource(id).await?;
         let target = Target { verb: "rewrite", object: id, resource: &resource };
-        instance.types =
-            Some(kube::core::TypeMeta { api_version: id.api_version(), kind: id.kind.clone() });
+        instance.types = Some(kube::core::TypeMeta { api_version: id.api_version(), kind: id.kind.clone() });
         for _ in 0..5 {
             let bytes = serde_json::to_vec(&instance).unwrap_or_default();
             let params = PostParams { field_manager: Some(INSTALLER_MANAGER.into()), ..PostParams::default() };

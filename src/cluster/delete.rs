@@ -60,7 +60,8 @@ impl Cluster {
         let mut live = None;
         let mut said = false;
         loop {
-            let patience = if said { self.limits.deadline } else { (super::request::now() + PATIENCE).min(self.limits.deadline) };
+            let patience =
+                if said { self.limits.deadline } else { (super::request::now() + PATIENCE).min(self.limits.deadline) };
             let change = tokio::select! {
                 change = tokio::time::timeout_at(patience, changes.next()) => change,
                 () = self.interrupt.cancelled() => return Err(RequestError::Interrupted),
@@ -149,8 +150,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 fn owner_of_finalizer(live: &Value, finalizer: &str) -> Option<String> {
     let entries = live.pointer("/metadata/managedFields")?.as_array()?;
     let key = format!("v:{}", Value::from(finalizer));
-    let owns = |entry: &&Value| {
-        entry.pointer("/fieldsV1/f:metadata/f:finalizers").is_some_and(|set| set.get(&key).is_some())
-    };
+    let owns =
+        |entry: &&Value| entry.pointer("/fieldsV1/f:metadata/f:finalizers").is_some_and(|set| set.get(&key).is_some());
     entries.iter().find(owns)?.get("manager")?.as_str().map(str::to_owned)
 }

@@ -86,11 +86,7 @@ impl<'a> Bundle<'a> {
     }
 }
 
-async fn observe_one(
-    cluster: &Cluster,
-    bundle: &Bundle<'_>,
-    object: &Object,
-) -> Result<Observation, RequestError> {
+async fn observe_one(cluster: &Cluster, bundle: &Bundle<'_>, object: &Object) -> Result<Observation, RequestError> {
     if cluster.find_resource(&object.id).await?.is_none() {
         return if bundle.brings_kind(&object.id) {
             Ok(Observation::Unserved)
@@ -162,6 +158,18 @@ async fn predict(
     means.predecessors = if adoption { plan::predecessors(&live) } else { Vec::new() };
     let predicted = match apply_as_allowed(cluster, bundle, object, &live, &mut means).await {
         Ok(predicted) => predicted,
+        // What a predecessor has set, and goes, may be what makes it invalid:
+        // then it becomes what it would be if it were new.
+        Err(RequestError::Refused { code: 422, causes, .. })
+            if !means.predecessors.is_empty() && plan::immutable(422, &causes).is_none() =>
+        {
+            let mut predicted = anew(cluster, object).await?;
+            let kept = ["uid", "resourceVersion", "generation", "creationTimestamp"];
+            for key in kept {
+                predicted["metadata"][key] = live["metadata"][key].clone();
+            }
+            return Ok(Observation::Present { live, predicted, means });
+        }
         Err(error) => return replace(cluster, bundle, object, live, error).await,
     };
     if means.predecessors.is_empty() {
@@ -222,11 +230,17 @@ async fn replace(
     if loss > allowed || loss == Loss::Data {
         return Err(RequestError::Immutable { object: Box::new(object.id.clone()), why, loss });
     }
-    // Under another name, because the old one is still there.
+    let predicted = anew(cluster, object).await?;
+    Ok(Observation::Immutable { live, predicted, why, loss })
+}
+
+/// What the object would be if it were new: made under another name, because
+/// the old one is still there.
+async fn anew(cluster: &Cluster, object: &Object) -> Result<Value, RequestError> {
     let mut new = object.clone();
     new.id.name = format!("{}-anew", object.id.name.chars().take(50).collect::<String>());
     new.body["metadata"]["name"] = new.id.name.as_str().into();
     let mut predicted = cluster.apply(&new.id, &new.body, Mode::DryRun { force: false }).await?;
     predicted["metadata"]["name"] = object.id.name.as_str().into();
-    Ok(Observation::Immutable { live, predicted, why, loss })
+    Ok(predicted)
 }

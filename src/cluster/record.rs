@@ -98,7 +98,10 @@ impl RecordError {
                 )
             }
             Self::Newer { .. } => "use the newer bko-install that wrote it".into(),
-            Self::Several { .. } => "say which one is meant: `--namespace NAME`, or `--set namespaces.operator=NAME` for init and plan".into(),
+            Self::Several { .. } => {
+                "say which one is meant: `--namespace NAME`, or `--set namespaces.operator=NAME` for init and plan"
+                    .into()
+            }
         })
     }
 }

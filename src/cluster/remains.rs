@@ -198,13 +198,16 @@ impl Cluster {
             let list = match self.kinds.list(&id).await {
                 Ok(list) => list,
                 Err(error) => {
-                    let message = format!("API {} does not answer: {error}; what it serves is not seen", id.api_version());
+                    let message =
+                        format!("API {} does not answer: {error}; what it serves is not seen", id.api_version());
                     self.report(Event::Warning { message });
                     continue;
                 }
             };
             let usable = |r: &APIResource| {
-                r.namespaced && !r.name.contains('/') && ["list", "delete"].iter().all(|v| r.verbs.iter().any(|own| own == v))
+                r.namespaced
+                    && !r.name.contains('/')
+                    && ["list", "delete"].iter().all(|v| r.verbs.iter().any(|own| own == v))
             };
             for r in list.iter().filter(|r| usable(r)) {
                 let kind = ObjectId { kind: r.kind.clone(), ..id.clone() };

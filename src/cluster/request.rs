@@ -340,7 +340,12 @@ fn other_refusal(object: &ObjectId, status: &Status) -> RequestError {
                 field: cause.field.clone(),
                 message: cause.message.clone(),
             });
-            RequestError::Refused { object, message: status.message.clone(), code: status.code, causes: causes.collect() }
+            RequestError::Refused {
+                object,
+                message: status.message.clone(),
+                code: status.code,
+                causes: causes.collect(),
+            }
         }
     }
 }

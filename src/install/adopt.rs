@@ -209,7 +209,8 @@ pub async fn unadopt(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, 
         let annotations = copy.metadata.annotations.as_ref();
         let shown = format!("{namespace}/{}", copy.metadata.name.as_deref().unwrap_or_default());
         let malformed = |why: &str| AdoptError::Malformed { secret: shown.clone(), why: why.to_owned() };
-        let original = annotations.and_then(|all| all.get(ORIGINAL)).ok_or_else(|| malformed("no original is named"))?;
+        let original =
+            annotations.and_then(|all| all.get(ORIGINAL)).ok_or_else(|| malformed("no original is named"))?;
         let original: Value = serde_json::from_str(original).map_err(|_| malformed("its original is not JSON"))?;
         let name = original["name"].as_str().ok_or_else(|| malformed("its original has no name"))?;
         let body = json!({

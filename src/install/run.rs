@@ -67,12 +67,7 @@ pub(super) async fn carry_out(
     result.and(saved.map_err(InstallError::Record)).map(|()| plan)
 }
 
-async fn write(
-    cluster: &Cluster,
-    wanted: &Installation,
-    plan: &Plan,
-    record: &mut Record,
-) -> Result<(), InstallError> {
+async fn write(cluster: &Cluster, wanted: &Installation, plan: &Plan, record: &mut Record) -> Result<(), InstallError> {
     levels(cluster, plan, &wanted.rendered.policies, &mut Journal::of(record, &wanted.options)).await?;
     prune::prune(cluster, &plan.deletions, |id| record.removed(id)).await?;
     for release in &plan.releases {

@@ -114,12 +114,13 @@ async fn levels(
     observed: &Observations,
     policies: &Policies,
 ) -> Vec<LevelStatus> {
-    let pending = stream::iter(objects)
-        .map(|object| async move {
-            (object.id.clone(), pending(cluster, object, observed.get(&object.id), policies).await)
-        })
-        .buffer_unordered(16)
-        .filter_map(|(id, pending)| async { Some((id, pending?)) });
+    let pending =
+        stream::iter(objects)
+            .map(|object| async move {
+                (object.id.clone(), pending(cluster, object, observed.get(&object.id), policies).await)
+            })
+            .buffer_unordered(16)
+            .filter_map(|(id, pending)| async { Some((id, pending?)) });
     let mut pending: BTreeMap<ObjectId, ObjectStatus> = pending.collect().await;
     let mut levels: BTreeMap<Runlevel, BTreeMap<String, ComponentStatus>> = BTreeMap::new();
     for object in objects {
@@ -148,7 +149,9 @@ async fn pending(
         _ => None,
     };
     let declared = wait::declared(policies, &object.component, &object.id);
-    let (State::Pending(mut why) | State::Failed(mut why)) = readiness::assess_declared(live, &Pin::default(), declared) else {
+    let (State::Pending(mut why) | State::Failed(mut why)) =
+        readiness::assess_declared(live, &Pin::default(), declared)
+    else {
         return None;
     };
     if live.is_none() {

@@ -138,7 +138,7 @@ impl Look<'_> {
         let mut builds = Vec::new();
         for (definition, live) in ours.iter().filter(|(d, _)| d.id.kind == "CustomResourceDefinition") {
             for (id, object) in self.cluster.instances(live).await.map_err(InstallError::Apply)? {
-                let running = object.data.pointer("/status/inflight").and_then(Value::as_object);
+                let running = object.data.pointer("/status/inflight").and_then(Value::as_array);
                 if running.is_some_and(|running| !running.is_empty()) {
                     builds.push(id.to_string());
                 }

@@ -61,7 +61,8 @@ pub fn dropped_stored(live: &Value, wanted: &Value) -> Vec<String> {
 
 /// Served versions that the new definition no longer serves.
 pub fn dropped_served<'a>(live: &'a Value, wanted: &'a Value) -> Vec<&'a str> {
-    let served = |definition: &'a Value| versions(definition).filter(|v| v["served"] == true).filter_map(|v| v["name"].as_str());
+    let served =
+        |definition: &'a Value| versions(definition).filter(|v| v["served"] == true).filter_map(|v| v["name"].as_str());
     let kept: Vec<&str> = served(wanted).collect();
     served(live).filter(|name| !kept.contains(name)).collect()
 }
@@ -223,13 +224,16 @@ mod tests {
         let (live, wanted) = (definition(&["v1"], &[("v1", true)], old.clone()), definition(&[], &[("v1", true)], new));
         let found = tightened(&live, &wanted);
         let texts: Vec<String> = found.iter().map(ToString::to_string).collect();
-        assert_eq!(texts, [
-            ".spec.b becomes required",
-            ".spec.b must be at most 5",
-            ".spec.gone is no longer a field",
-            ".spec.tier accepts only \"hot\", \"cold\"",
-            ".spec.list[].n becomes integer",
-        ]);
+        assert_eq!(
+            texts,
+            [
+                ".spec.b becomes required",
+                ".spec.b must be at most 5",
+                ".spec.gone is no longer a field",
+                ".spec.tier accepts only \"hot\", \"cold\"",
+                ".spec.list[].n becomes integer",
+            ]
+        );
         assert_eq!(tightened(&live, &live), []);
         let fine = json!({"spec": {"a": "x", "b": 5, "tier": "hot", "list": [{"n": 1}]}});
         assert!(!found.iter().any(|tightening| violates(&fine, tightening)));

@@ -65,9 +65,7 @@ fn steps(value: &Value, path: &str) -> Option<Vec<Step>> {
             list.iter().position(|element| *element == wanted)?
         }
         (None, Ok(index)) => index,
-        (None, Err(_)) => {
-            element_of(list, &keys(inner)?)?
-        }
+        (None, Err(_)) => element_of(list, &keys(inner)?)?,
     };
     then(Step::Index(index), list.get(index)?, rest)
 }
@@ -211,7 +209,9 @@ mod tests {
         ] {
             assert_eq!(at(&object, path), Some(&expected), "{path}");
         }
-        for path in [".spec.replicas", r#".spec.containers[name="c"]"#, ".spec.containers[", "spec", ".metadata.labels.a.c"] {
+        for path in
+            [".spec.replicas", r#".spec.containers[name="c"]"#, ".spec.containers[", "spec", ".metadata.labels.a.c"]
+        {
             assert_eq!(at(&object, path), None, "{path}");
         }
     }

@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::difference::{is_secret, MASK};
+use super::difference::{MASK, is_secret};
 use super::fields;
 use crate::manifest::ObjectId;
 use crate::names::INSTALLER_MANAGER;
@@ -166,8 +166,13 @@ fn is_own(entry: &Value) -> bool {
     text(entry, "manager") == INSTALLER_MANAGER && text(entry, "operation") == "Apply"
 }
 
-/// The predecessors that own fields of an object.
+/// The predecessors that own fields of an object. Of an object without any
+/// field management, the API server says with the next apply that what was
+/// there before owns everything.
 pub fn predecessors(live: &Value) -> Vec<String> {
+    if entries(live).next().is_none() {
+        return vec!["before-first-apply".to_owned()];
+    }
     let mut names: Vec<String> =
         entries(live).filter(|entry| is_predecessor(entry)).map(|entry| text(entry, "manager").to_owned()).collect();
     names.dedup();
@@ -204,8 +209,10 @@ pub fn taken_over(live: &Value) -> Value {
 pub fn without_predecessors(live: &Value, predicted: &Value) -> Value {
     let none = Value::Object(Map::new());
     let fields_of = |entry: &Value| entry.get("fieldsV1").cloned().unwrap_or_default();
-    let theirs = entries(live).filter(|e| is_predecessor(e)).fold(none.clone(), |all, e| fields::union(&all, &fields_of(e)));
-    let kept = entries(predicted).filter(|e| !is_predecessor(e)).fold(none, |all, e| fields::union(&all, &fields_of(e)));
+    let all = entries(live).chain(entries(predicted)).filter(|entry| is_predecessor(entry));
+    let theirs = all.fold(none.clone(), |all, entry| fields::union(&all, &fields_of(entry)));
+    let kept =
+        entries(predicted).filter(|e| !is_predecessor(e)).fold(none, |all, e| fields::union(&all, &fields_of(e)));
     let mut left = predicted.clone();
     fields::remove_all(&mut left, &fields::difference(&theirs, &kept));
     left

@@ -100,7 +100,10 @@ mod tests {
         assert_eq!(immutable(422, &[]), None);
         assert_eq!(immutable(422, &[yes.clone(), cause("must be greater than zero")]), None);
         assert_eq!(immutable(422, &[Cause { reason: "FieldValueDuplicate".into(), ..yes }]), None);
-        let sets = Cause { reason: "FieldValueForbidden".into(), ..cause("Forbidden: updates to statefulset spec for fields other than 'replicas', 'template' are forbidden") };
+        let sets = Cause {
+            reason: "FieldValueForbidden".into(),
+            ..cause("Forbidden: updates to statefulset spec for fields other than 'replicas', 'template' are forbidden")
+        };
         assert!(immutable(422, &[sets]).is_some());
     }
 
@@ -114,7 +117,9 @@ mod tests {
             name: "x".into(),
         };
         let with_caches = json!({"spec": {"volumeClaimTemplates": [{}]}});
-        for (group, kind) in [("", "PersistentVolumeClaim"), ("", "Namespace"), ("example.org", "Thing"), ("apps", "StatefulSet")] {
+        for (group, kind) in
+            [("", "PersistentVolumeClaim"), ("", "Namespace"), ("example.org", "Thing"), ("apps", "StatefulSet")]
+        {
             assert_eq!(loss(&id(group, kind), &with_caches), Loss::Data, "{kind}");
         }
         assert_eq!(loss(&id("apps", "StatefulSet"), &json!({})), Loss::Downtime);

@@ -66,7 +66,8 @@ fn a_component_says_what_becomes_of_its_fields() {
     let policy = |field: &str, policy| FieldPolicy { kind: "Deployment".into(), field: field.into(), policy };
     let policies = [policy(".spec.template", Policy::Take), policy(".spec.paused", Policy::Yield)];
     let conflicts = [conflict("x", IMAGE), conflict("x", ".spec.paused")];
-    let resolution = resolve(&live(json!({}), Vec::new()), &wanted(), &conflicts, &policies, Consent::default()).unwrap();
+    let resolution =
+        resolve(&live(json!({}), Vec::new()), &wanted(), &conflicts, &policies, Consent::default()).unwrap();
     assert_eq!((resolution.force, resolution.yields), (true, vec![".spec.paused".to_owned()]));
     // A longer name is another field.
     let other = [conflict("x", ".spec.templates")];
@@ -75,16 +76,9 @@ fn a_component_says_what_becomes_of_its_fields() {
 
 #[test]
 fn secret_data_is_not_shown_by_a_conflict() {
-    let secret = |value: &str| {
-        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"token": value}})
-    };
-    let contested = resolve(
-        &secret("b2xk"),
-        &secret("bmV3"),
-        &[conflict("kubectl", ".data.token")],
-        &[],
-        Consent::default(),
-    );
+    let secret = |value: &str| json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"token": value}});
+    let contested =
+        resolve(&secret("b2xk"), &secret("bmV3"), &[conflict("kubectl", ".data.token")], &[], Consent::default());
     let text = contested.unwrap_err()[0].to_string();
     assert_eq!(text, ".data.token of \"kubectl\" is <secret> and would become <secret>");
 }
@@ -105,7 +99,11 @@ fn predecessors_are_those_and_no_others() {
         ("kubectl-client-side-apply", "Apply", None, false),
     ] {
         let object = live(json!({}), vec![entry(manager, operation, subresource, json!({}))]);
-        assert_eq!(predecessors(&object), if is { vec![manager.to_owned()] } else { Vec::new() }, "{manager} {operation}");
+        assert_eq!(
+            predecessors(&object),
+            if is { vec![manager.to_owned()] } else { Vec::new() },
+            "{manager} {operation}"
+        );
         let conflicts = [conflict(manager, ".spec.replicas")];
         let resolved = |labels: &Value, adopt| {
             let object = live(labels.clone(), vec![entry(manager, operation, subresource, json!({}))]);
@@ -125,7 +123,8 @@ fn what_a_predecessor_alone_had_set_goes() {
         "f:spec": {"f:replicas": {}, "f:paused": {}},
     });
     let status = entry("kube-controller-manager", "Update", Some("status"), json!({"f:status": {}}));
-    let object = live(json!({"helm.sh/chart": "b-1", "app": "x"}), vec![entry("helm", "Apply", None, theirs), status.clone()]);
+    let object =
+        live(json!({"helm.sh/chart": "b-1", "app": "x"}), vec![entry("helm", "Apply", None, theirs), status.clone()]);
     let mut predicted = object.clone();
     predicted["spec"]["replicas"] = 2.into();
     let own = json!({"f:metadata": {"f:labels": {"f:app": {}}}, "f:spec": {"f:replicas": {}}});
@@ -157,7 +156,8 @@ fn gitops_tools_are_known_by_what_they_leave_on_an_object() {
         object["metadata"]["annotations"][name] = value.into();
         object
     };
-    let flux = json!({"kustomize.toolkit.fluxcd.io/name": "farm", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"});
+    let flux =
+        json!({"kustomize.toolkit.fluxcd.io/name": "farm", "kustomize.toolkit.fluxcd.io/namespace": "flux-system"});
     assert_eq!(tracker(&id("server"), &live(flux, Vec::new())).unwrap(), "Flux Kustomization flux-system/farm");
     let argo = annotated("argocd.argoproj.io/tracking-id", "shop:apps/Deployment:farm/server");
     assert_eq!(tracker(&id("server"), &argo).unwrap(), "Argo CD application shop");

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bko_install::manifest::{Object, ObjectId, Runlevel};
 use bko_install::plan::{
-    Action, Desired, Fault, Means, Observation, Observations, Origin, Plan, PlanError, Progress, Pruned, Record, Remains, Settings, check, difference,
-    plan, unwanted,
+    Action, Desired, Fault, Means, Observation, Observations, Origin, Plan, PlanError, Progress, Pruned, Record,
+    Remains, Settings, check, difference, plan, unwanted,
 };
 use jiff::Timestamp;
 use proptest::prelude::*;

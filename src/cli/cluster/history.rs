@@ -43,9 +43,10 @@ fn text(history: &[Revision]) -> String {
     );
     for revision in history {
         let started = revision.started.strftime("%Y-%m-%d %H:%M:%S").to_string();
-        let took = revision.finished.map_or_else(|| "-".to_owned(), |end| {
-            format!("{:.1} s", (end - revision.started).total(jiff::Unit::Second).unwrap_or_default())
-        });
+        let took = revision.finished.map_or_else(
+            || "-".to_owned(),
+            |end| format!("{:.1} s", (end - revision.started).total(jiff::Unit::Second).unwrap_or_default()),
+        );
         let state = match revision.state {
             Progress::Applying => "cut off",
             Progress::Installed => "installed",

@@ -62,7 +62,8 @@ pub(super) fn failure(error: InstallError) -> Failure {
         },
         InstallError::Observe(errors) => {
             let late = |error: &RequestError| matches!(error, RequestError::Deadline { .. });
-            let code = if errors.iter().all(late) { Code::NotReady } else { Code::Failed };
+            let first = errors.first().map_or(Code::Failed, code);
+            let code = if errors.iter().all(|error| code(error) == first) { first } else { Code::Failed };
             // More time helps only when nothing else stands in the way.
             let hint =
                 errors.iter().filter(|error| !late(error)).find_map(hint).or_else(|| errors.iter().find_map(hint));
@@ -77,12 +78,14 @@ pub(super) fn failure(error: InstallError) -> Failure {
         InstallError::Wait(error) => wait(error),
         error @ InstallError::Braked(_) => Failure::new(Code::Refused, error)
             .hint("look at `bko-install cluster plan`, and run again with --confirm-prune if that is meant"),
-        error @ InstallError::Builds(_) => Failure::new(Code::Refused, error)
-            .hint("wait until they have ended, or cut them with --cut-builds"),
+        error @ InstallError::Builds(_) => {
+            Failure::new(Code::Refused, error).hint("wait until they have ended, or cut them with --cut-builds")
+        }
         error @ InstallError::Undeleted(_) => Failure::new(Code::Failed, error)
             .hint("mend what keeps them, and run the same command again: it goes on from there"),
-        error @ InstallError::LostSecret(_) => Failure::new(Code::Failed, error)
-            .hint("`bko-install cluster init` makes it again; go back after that"),
+        error @ InstallError::LostSecret(_) => {
+            Failure::new(Code::Failed, error).hint("`bko-install cluster init` makes it again; go back after that")
+        }
         InstallError::Adopt(AdoptError::Request(error)) => request(error),
         error => Failure::new(Code::Failed, error),
     }

@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::super::apply::Mode;
 use super::super::Cluster;
+use super::super::apply::Mode;
 use super::{NAME, RecordError, map_id};
 use crate::manifest::Object;
 use crate::names::INSTALLER_MANAGER;

@@ -78,9 +78,11 @@ async fn endpoints(cluster: &Cluster, service: &Value) -> Result<(), Verdict> {
     let slices: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));
     let list = slices.list(&of_service).await.map_err(|error| Verdict::NotYet(error.to_string()))?;
-    let ready = list.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).any(|endpoint| {
-        endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
-    });
+    let ready = list
+        .items
+        .iter()
+        .flat_map(|slice| slice.endpoints.iter().flatten())
+        .any(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true));
     if ready { Ok(()) } else { Err(Verdict::NotYet(format!("Service {namespace}/{name} has no ready endpoint"))) }
 }
 

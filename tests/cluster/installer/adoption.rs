@@ -55,8 +55,11 @@ async fn adopted(cluster: Arc<Cluster>, helm: Helm, release: &str) -> anyhow::Re
     let daemon = format!("buildkitd-{KEY}-0");
     let pods: Api<Pod> = Api::namespaced(farm.client(), &farm.names.builds);
     let is_ready = kube::runtime::conditions::is_pod_running();
-    tokio::time::timeout(Duration::from_secs(20), kube::runtime::wait::await_condition(pods.clone(), &daemon, is_ready))
-        .await??;
+    tokio::time::timeout(
+        Duration::from_secs(20),
+        kube::runtime::wait::await_condition(pods.clone(), &daemon, is_ready),
+    )
+    .await??;
     let before = survivors(&farm).await?;
 
     // Not by accident.
@@ -116,7 +119,9 @@ async fn survivors(farm: &Farm) -> anyhow::Result<Vec<String>> {
         format!("{:?}", Api::<Namespace>::all(farm.client()).get(builds).await?.uid()),
     ];
     let certificates = farm.secrets().await?.into_iter().filter(|(name, _)| name.contains("-certs/"));
-    all.extend(certificates.filter(|(name, _)| name.starts_with(builds)).map(|(name, bytes)| format!("{name} {bytes:?}")));
+    all.extend(
+        certificates.filter(|(name, _)| name.starts_with(builds)).map(|(name, bytes)| format!("{name} {bytes:?}")),
+    );
     Ok(all)
 }
 
@@ -195,7 +200,9 @@ async fn certificates(farm: &Farm) -> anyhow::Result<()> {
     let mut authority = CertificateParams::new(Vec::<String>::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = rcgen::CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-    for (name, dns) in [("buildkit-daemon-certs", format!("*.{}.svc", farm.names.builds)), ("buildkit-client-certs", "client".into())] {
+    for (name, dns) in
+        [("buildkit-daemon-certs", format!("*.{}.svc", farm.names.builds)), ("buildkit-client-certs", "client".into())]
+    {
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(vec![dns])?.signed_by(&key, &authority)?;
         let secret: Secret = serde_json::from_value(json!({

@@ -22,8 +22,7 @@ impl Bundled {
     pub(super) fn new(cluster: Arc<Cluster>, prefix: &str) -> anyhow::Result<Self> {
         let names = cluster.namespaces(prefix);
         let folder = tempfile::tempdir()?;
-        let bundle =
-            Self { cluster, names, since: Timestamp::now(), folder, levels: std::cell::RefCell::default() };
+        let bundle = Self { cluster, names, since: Timestamp::now(), folder, levels: std::cell::RefCell::default() };
         bundle.write("manifests/globals.yaml", GLOBALS)?;
         let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {}}}\n", bundle.names.operator);
         bundle.component("rc0", "base", "", &namespace)?;
@@ -51,7 +50,8 @@ impl Bundled {
     ) -> anyhow::Result<()> {
         let objects = objects.replace("NS", &self.names.operator);
         let declared = declared.replace("NS", &self.names.operator);
-        self.write(&format!("manifests/{name}/component.yaml"), &format!("description: {name}\n{declared}"))?;
+        let images = images(name, &objects);
+        self.write(&format!("manifests/{name}/component.yaml"), &format!("description: {name}\n{declared}{images}"))?;
         self.write(&format!("manifests/{name}/objects.yaml"), &objects)?;
         let mut levels = self.levels.borrow_mut();
         levels.values_mut().for_each(|names| names.retain(|other| other != name));
@@ -95,7 +95,7 @@ impl Bundled {
             command.arg("--bundle").arg(self.folder.path());
             command.args(["--image", IMAGE]).arg(format!("--set=namespaces.operator={}", self.names.operator));
         }
-        if verb == "init" {
+        if verb == "init" && !args.iter().any(|arg| arg.starts_with("--timeout")) {
             command.arg("--timeout=60s");
         }
         command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -128,13 +128,17 @@ impl Bundled {
 
     pub(super) async fn create_namespace(&self) -> anyhow::Result<()> {
         let namespace = json!({"metadata": {"name": self.namespace()}});
-        Api::<Namespace>::all(self.client()).create(&PostParams::default(), &serde_json::from_value(namespace)?).await?;
+        Api::<Namespace>::all(self.client())
+            .create(&PostParams::default(), &serde_json::from_value(namespace)?)
+            .await?;
         Ok(())
     }
 
     /// One object as the API server has it.
     pub(super) async fn get(&self, kind: &str, name: &str) -> anyhow::Result<Value> {
-        Ok(serde_json::from_str(&self.kubectl(&["get", kind, name, "--output=json", "--show-managed-fields"], "").await?)?)
+        Ok(serde_json::from_str(
+            &self.kubectl(&["get", kind, name, "--output=json", "--show-managed-fields"], "").await?,
+        )?)
     }
 
     pub(super) async fn exists(&self, kind: &str, name: &str) -> anyhow::Result<bool> {
@@ -155,4 +159,19 @@ impl Bundled {
     pub(super) async fn record(&self) -> anyhow::Result<Value> {
         record(&self.client(), self.namespace()).await?.context("no record")
     }
+}
+
+/// Images are values: declares those that are written into manifests.
+fn images(component: &str, objects: &str) -> String {
+    let found = objects.split("image: '").skip(1).filter_map(|rest| rest.split('\'').next());
+    let found: Vec<&str> = found.collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> = (0..found.len()).map(|n| format!("{component}.image{n}")).collect();
+    let value = |(name, image): (&String, &&str)| {
+        format!("  {name}: {{type: image, default: '{image}', description: Image}}\n")
+    };
+    let values: String = names.iter().zip(&found).map(value).collect();
+    format!("images: [{}]\nvalues:\n{values}", names.join(", "))
 }

@@ -181,7 +181,8 @@ pub(crate) async fn a_definition_may_come_with_the_second_version(cluster: Arc<C
     farm.init(&[]).await?.expect(0);
     let group = format!("{}.example.org", farm.namespace());
     farm.component("rc0", "things", "", &definition(&group, &version("v1", true, "size: {type: integer}")))?;
-    let thing = format!("apiVersion: {group}/v1\nkind: Thing\nmetadata: {{name: one, namespace: NS}}\nspec: {{size: 1}}\n");
+    let thing =
+        format!("apiVersion: {group}/v1\nkind: Thing\nmetadata: {{name: one, namespace: NS}}\nspec: {{size: 1}}\n");
     farm.component("rc1", "thing", "", &thing)?;
     farm.run("plan", &[]).await?.expect(3);
     farm.init(&[]).await?.expect(0);
@@ -205,7 +206,9 @@ pub(crate) async fn a_stored_version_is_left_only_when_nothing_is_lost(cluster: 
     let size = "size: {type: integer}, name: {type: string}";
     set(&[version("v1alpha1", true, size)])?;
     farm.init(&[]).await?.expect(0);
-    let thing = format!("apiVersion: {group}/v1alpha1\nkind: Thing\nmetadata: {{name: one, namespace: NS}}\nspec: {{size: 9, name: x}}\n");
+    let thing = format!(
+        "apiVersion: {group}/v1alpha1\nkind: Thing\nmetadata: {{name: one, namespace: NS}}\nspec: {{size: 9, name: x}}\n"
+    );
     farm.kubectl(&["apply", "--server-side", "--filename=-"], &thing).await?;
 
     set(&[version("v1", true, size)])?;

@@ -72,7 +72,9 @@ pub(crate) async fn what_kubectl_had_applied_goes_when_it_is_not_wanted(cluster:
     refused.says(".data.kept of \"kubectl-client-side-apply\" is \"1\" and would become \"3\"");
     refused.says("hint: take over what was installed by other means with --adopt");
     let plan = farm.run("plan", &["--adopt"]).await?.expect(3);
-    for line in ["taking over from kubectl-client-side-apply", ".data.removed: - \"2\"", ".metadata.labels.team: - \"x\""] {
+    for line in
+        ["taking over from kubectl-client-side-apply", ".data.removed: - \"2\"", ".metadata.labels.team: - \"x\""]
+    {
         assert!(plan.out.contains(line), "{line}: {}", plan.out);
     }
     farm.init(&["--adopt"]).await?.expect(0);
@@ -135,7 +137,8 @@ pub(crate) async fn a_placeholder_ca_bundle_is_never_sent(cluster: Arc<Cluster>)
     let bundle = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, pem);
     let patch = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}]).to_string();
     let name = farm.namespace().to_owned();
-    let inject = ["patch", "validatingwebhookconfiguration", &name, "--type=json", "--field-manager=cainjector", "--patch"];
+    let inject =
+        ["patch", "validatingwebhookconfiguration", &name, "--type=json", "--field-manager=cainjector", "--patch"];
     farm.kubectl(&[&inject[..], &[patch.as_str()]].concat(), "").await?;
     let before = farm.writes().await?.len();
     farm.init(&[]).await?.expect(0);

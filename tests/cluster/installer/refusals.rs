@@ -1,10 +1,10 @@
 //! Runs that must not succeed, and what they say.
 
+use super::*;
 use k8s_openapi::api::core::v1::{ResourceQuota, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
-use super::*;
 
 const SERVER: &str = "buildkit-operator-buildd";
 

@@ -135,6 +135,7 @@ pub(crate) async fn an_upgrade_writes_what_changes_and_events_are_lines_of_json(
         "patch configmaps",
         "patch deployments",
         "patch configmaps",
+        "delete configmaps",
         "delete leases",
     ];
     assert_eq!(writes, expected);

@@ -55,9 +55,14 @@ async fn killed_through(
     let mut child = command.spawn()?;
     let id = child.id().context("no process")?;
     let pid = rustix::process::Pid::from_raw(i32::try_from(id)?).context("no process")?;
-    proxy.arm(|_, _| true, spare, at, move || {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    });
+    proxy.arm(
+        |_, _| true,
+        spare,
+        at,
+        move || {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        },
+    );
     let status = child.wait().await?;
     Ok(format!("{verb} at request {spare}, {at:?}, {status}"))
 }
@@ -70,10 +75,11 @@ pub(crate) async fn a_throttling_api_server_is_waited_for(cluster: Arc<Cluster>)
     let file = account(&farm).await?;
     let levels = "apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: PriorityLevelConfiguration\nmetadata: {name: NS}\nspec:\n  \
                   type: Limited\n  limited: {nominalConcurrencyShares: 0, lendablePercent: 0, borrowingLimitPercent: 0, limitResponse: {type: Reject}}\n---\n\
-                  apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: NS}\nspec:\n  matchingPrecedence: 1\n  \
+                  apiVersion: flowcontrol.apiserver.k8s.io/v1\nkind: FlowSchema\nmetadata: {name: NS}\nspec:\n  matchingPrecedence: 2\n  \
                   priorityLevelConfiguration: {name: NS}\n  rules:\n  - subjects: [{kind: ServiceAccount, serviceAccount: {name: installer, namespace: NS}}]\n    \
                   resourceRules: [{apiGroups: ['*'], resources: ['*'], verbs: ['*'], clusterScope: true, namespaces: ['*']}]\n";
     farm.kubectl(&["create", "--filename=-"], levels).await?;
+    throttles(file.path()).await?;
     let mut command = farm.command("init", &["--output=json"]);
     command.arg("--kubeconfig").arg(file.path());
     let args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
@@ -88,11 +94,26 @@ pub(crate) async fn a_throttling_api_server_is_waited_for(cluster: Arc<Cluster>)
     let retried = wait_for_event(&mut child, "retrying").await;
     let name = farm.namespace().to_owned();
     farm.kubectl(&["delete", "flowschema", &name], "").await?;
-    retried?;
-    let run = Run::new(child.wait_with_output().await?)?.expect(0);
-    drop(run);
+    let run = Run::new(child.wait_with_output().await?)?;
+    retried.with_context(|| format!("{}\n{}", run.out, run.err))?;
+    run.expect(0);
     farm.kubectl(&["delete", "prioritylevelconfiguration", &name], "").await?;
     Ok(())
+}
+
+/// Waits until the API server gives the account no room.
+async fn throttles(kubeconfig: &Path) -> anyhow::Result<()> {
+    let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig)?;
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
+    config.default_retry = false;
+    let maps: Api<ConfigMap> = Api::all(Client::try_from(config)?);
+    for _ in 0..200 {
+        match maps.list(&ListParams::default().limit(1)).await {
+            Err(kube::Error::Api(status)) if status.code == 429 => return Ok(()),
+            _ => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+    anyhow::bail!("the flow schema does not take effect")
 }
 
 /// A kubeconfig of an account that may do anything.
@@ -131,7 +152,9 @@ pub(crate) async fn a_webhook_that_does_not_serve_yet_is_waited_for(cluster: Arc
          rules: [{{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [configmaps]}}]\n"
     );
     let probe = |name: &str| {
-        format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}, namespace: NS, labels: {{guarded: \"yes\"}}}}}}")
+        format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}, namespace: NS, labels: {{guarded: \"yes\"}}}}}}"
+        )
     };
     let probes = format!(
         "policy:\n  probes:\n  - webhook: NS\n    accept: '{}'\n    reject: '{}'\n",
@@ -233,8 +256,22 @@ pub(crate) async fn any_text_reaches_its_object_unchanged(cluster: Arc<Cluster>)
         "values:\n  text:\n    type: string\n    default: x\n    description: Any text\n",
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: fixed, namespace: NS}\n",
     )?;
-    farm.template("text", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: text, namespace: NS}\ndata: {text: {{ text }}}\n")?;
-    for text in ["a\nkind: Secret\n", "\"'\\", "{{ x }}{% y %}", "${HOME}$(id)`id`", "äöü€🚀\u{2028}", "yes", "0644", "1e3", "~", ""] {
+    farm.template(
+        "text",
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: text, namespace: NS}\ndata: {text: {{ text }}}\n",
+    )?;
+    for text in [
+        "a\nkind: Secret\n",
+        "\"'\\",
+        "{{ x }}{% y %}",
+        "${HOME}$(id)`id`",
+        "äöü€🚀\u{2028}",
+        "yes",
+        "0644",
+        "1e3",
+        "~",
+        "",
+    ] {
         let values = json!({"text": text}).to_string();
         let file = tempfile::NamedTempFile::with_suffix(".yaml")?;
         std::fs::write(file.path(), values)?;

@@ -88,11 +88,11 @@ pub enum Command {
     Logs(Box<host::LogsArgs>),
     /// Send the daemon of a project on this host to zero before its time; its cache stays
     Stop(Box<host::StopArgs>),
-    /// Remove a project on this host with its cache
+    /// Remove a project on this host with its cache and snapshots
     Rm(Box<host::RmArgs>),
     /// Empty the caches of projects on this host that nobody has used for long
     Prune(Box<host::PruneArgs>),
-    /// Install, plan and inspect the farm in a cluster
+    /// Install, plan, check and inspect the farm in a cluster
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
     /// Write the manifests for GitOps; needs no cluster

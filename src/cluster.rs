@@ -4,6 +4,7 @@
 //! deadline; what may pass by itself is tried again until then.
 
 pub mod apply;
+mod ask;
 mod blame;
 pub mod client;
 mod definition;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use ask::Answer;
 pub use event::{Event, Reporter, Verb};
 pub use request::RequestError;
 
@@ -59,6 +61,11 @@ impl Cluster {
     /// Tells what happens.
     pub fn report(&self, event: Event) {
         (self.report)(event);
+    }
+
+    /// How many requests may be in flight at once.
+    pub(crate) fn concurrency(&self) -> usize {
+        self.limits.concurrency
     }
 
     /// The same cluster with another deadline.

@@ -6,6 +6,7 @@
 mod adopt;
 mod desired;
 mod fault;
+mod preflight;
 mod prune;
 mod rollback;
 mod run;
@@ -16,6 +17,7 @@ use jiff::Timestamp;
 
 pub use adopt::{AdoptError, unadopt};
 pub use fault::{ParseStopPoint, StopPoint};
+pub use preflight::{Refusal, Reviewed, review};
 pub use rollback::{prepare_rollback, rollback};
 pub use status::{ComponentStatus, LevelStatus, ObjectStatus, Status, status};
 pub use uninstall::{Removal, Scope, Step, prepare_uninstall, uninstall};
@@ -44,6 +46,8 @@ pub struct Installation {
 pub struct Options {
     /// Take over fields that other managers own.
     pub force_conflicts: bool,
+    /// Install although checks of the cluster fail.
+    pub skip_checks: bool,
     /// Take over an installation of a predecessor.
     pub adopt: bool,
     /// Delete what needs consent.
@@ -64,6 +68,13 @@ impl Options {
     fn leaves(&self, component: &str) -> bool {
         let named = |list: &[String]| list.iter().any(|name| name == component);
         named(&self.skip) || (!self.only.is_empty() && !named(&self.only))
+    }
+}
+
+impl Installation {
+    /// An installation as it is, to be looked at.
+    pub fn of(rendered: Rendered, settings: Settings) -> Self {
+        Self { rendered, settings, options: Options::default() }
     }
 }
 
@@ -96,6 +107,9 @@ pub enum InstallError {
     /// The lock.
     #[error(transparent)]
     Lock(LockError),
+    /// The cluster is not fit for it; nothing was written.
+    #[error(transparent)]
+    Preflight(Box<Refusal>),
     /// A request failed.
     #[error(transparent)]
     Apply(RequestError),
@@ -192,7 +206,8 @@ async fn decide(
 /// # Errors
 /// See [`InstallError`].
 pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, InstallError> {
-    let Prepared { plan, .. } = prepare(cluster, wanted).await?;
+    let prepared = prepare(cluster, wanted).await.map(|prepared| (prepared.plan, prepared.installed));
+    let plan = preflight::checked(cluster, wanted, prepared).await?;
     if plan.is_empty() {
         cluster.report(Event::Planned { counts: plan.counts() });
         cluster.report(Event::UpToDate);

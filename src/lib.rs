@@ -12,6 +12,7 @@
 //! | [`manifest`] | embedded bundle, strict templates, parsed objects |
 //! | [`certificate`] | certificate specifications, SANs, renewal decisions |
 //! | [`plan`] | (desired, live, record) → plan |
+//! | [`preflight`] | what must hold of a cluster before the first write |
 //! | [`readiness`] | object → ready, pending or failed, one rule a kind |
 //! | [`printable`] | text from elsewhere, fit for a terminal |
 //! | [`sni`] | bytes → server name, incomplete or rejected |
@@ -50,6 +51,7 @@ pub mod local;
 pub mod manifest;
 pub mod names;
 pub mod plan;
+pub mod preflight;
 pub mod printable;
 pub mod profile;
 pub mod provisioner;

@@ -31,7 +31,7 @@ use tokio_util::task::TaskTracker;
 
 pub use args::{ConfigError, RouteArgs};
 pub use client::{ParseNetwork, TrustedProxies};
-pub use identity::{Auth, AuthError, Identity, Secret};
+pub use identity::{Auth, AuthError, GivenToken, Identity, Secret};
 pub use limit::{RateError, RateLimit};
 pub use metrics::Metrics;
 pub use serve::{Arrival, Timeouts, run};

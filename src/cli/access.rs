@@ -100,7 +100,12 @@ impl ApiArgs {
         if !certificate && self.folder().is_none() && self.ca().is_none() {
             self.client_certs = Some(info.certificates.clone());
         }
-        if let (None, Some(path)) = (value(self.token.as_ref()), &info.token) {
+        if let (None, Some(gateway)) = (self.gateway_ip.flatten(), info.gateway) {
+            self.gateway_ip = Some(Some(gateway));
+        }
+        // Who says who it is means that.
+        let given = value(self.token.as_ref()).or(value(self.id_token.as_ref()));
+        if let (None, Some(path)) = (given, &info.token) {
             let token = std::fs::read_to_string(path).with_context(|| format!("cannot read \"{}\"", path.display()))?;
             self.token = Some(token.trim().to_owned());
         }
@@ -199,8 +204,9 @@ pub(super) fn hint(error: &ApiError, shown: Shown) -> Option<String> {
     Some(match error {
         ApiError::Refused { status, text, .. } => match status.as_u16() {
             401 => unauthorized(text, shown).into(),
-            403 => {
-                "this repository is not among those that the farm serves: `oidc.repoAllowlist`, docs/identity.md".into()
+            // Any other reason speaks for itself.
+            403 if text.starts_with("Forbidden") => {
+                "this repository is not among those that the farm lets this caller build: docs/identity.md".into()
             }
             404 => "is that the address of the routing API? `bko-install credentials` prints it".into(),
             _ => return None,

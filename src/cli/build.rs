@@ -25,11 +25,13 @@ pub fn run(args: BuildArgs, global: &Global) -> ExitCode {
 
 async fn build(mut args: BuildArgs, global: &Global) -> Result<u8, Failure> {
     let narrator = Narrator::new(global.quiet);
-    if args.access.api.base()?.is_none()
-        && let Some((_, info)) = host::running(&args.access.state).await?
-    {
+    let mut local = None;
+    if args.access.api.base()?.is_none() {
+        local = host::running(&args.access.state).await?.map(|(_, info)| info);
+    }
+    if let Some(info) = &local {
         let given = args.access.cert.is_some();
-        args.access.api.use_host(&info, given)?;
+        args.access.api.use_host(info, given)?;
     }
     if args.dry_run {
         report::print(&plan::rehearsal(&args, global, &narrator).await?)?;
@@ -37,5 +39,5 @@ async fn build(mut args: BuildArgs, global: &Global) -> Result<u8, Failure> {
     }
     let build = plan::plan(&args, global, &narrator).await?;
     let shown = build.api.token.shown();
-    client::run(build, &narrator).await.map_err(|error| fail::failure(error, shown))
+    client::run(build, &narrator).await.map_err(|error| fail::failure(error, shown, local.as_ref()))
 }

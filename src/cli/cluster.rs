@@ -1,6 +1,7 @@
 //! `bko-install cluster`.
 
 mod bundle;
+mod check;
 mod history;
 mod init;
 mod options;
@@ -17,13 +18,15 @@ use super::bundle::BundleArgs;
 use super::exit::Failure;
 use super::{Global, block_on};
 
-/// Install, plan and inspect the farm in a cluster.
+/// Install, plan, check and inspect the farm in a cluster.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
     /// Install or upgrade; safe to run again, after a crash too
     Init(init::InitArgs),
     /// Print what `init` would do, and write nothing; exit code 3 when there are changes
     Plan(plan::PlanArgs),
+    /// Check whether the cluster is fit for the farm, and what is installed; exit code 1 when something fails
+    Check(Box<check::CheckArgs>),
     /// Print components, levels, readiness and drift; exit code 4 when not ready
     Status(status::StatusArgs),
     /// Print the runs that wrote, the latest last
@@ -65,6 +68,7 @@ pub fn run(command: ClusterCommand, global: &Global) -> Result<(), Failure> {
     match command {
         ClusterCommand::Init(args) => block_on(init::run(args, global)),
         ClusterCommand::Plan(args) => block_on(plan::run(args, global)),
+        ClusterCommand::Check(args) => block_on(check::run(*args, global)),
         ClusterCommand::Status(args) => block_on(status::run(args, global)),
         ClusterCommand::History(args) => block_on(history::run(args, global)),
         ClusterCommand::Rollback(args) => block_on(rollback::run(args, global)),

@@ -24,9 +24,6 @@ use crate::provisioner::project::{Page, Summary};
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a project may take to be removed; the farm answers before.
-const ERASE: Duration = Duration::from_secs(150);
-
 /// How long a cache may take to be pruned.
 const PRUNE: Duration = Duration::from_secs(660);
 
@@ -59,7 +56,7 @@ pub struct StopArgs {
     state: StateArgs,
 }
 
-/// Remove a project with its cache.
+/// Remove a project with its cache and snapshots.
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// Key of the project; may be repeated
@@ -68,6 +65,9 @@ pub struct RmArgs {
     /// End its builds, too
     #[arg(long)]
     cut_builds: bool,
+    /// How long to wait until its cache has gone; what takes longer goes on, and is an error here
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
+    wait: Duration,
     /// Where the farm is.
     #[command(flatten)]
     state: StateArgs,
@@ -189,7 +189,8 @@ pub fn stop(args: &StopArgs, global: &Global) -> Result<(), Failure> {
     let path = format!("/projects/{}/stop?cut={}", args.key, args.cut_builds);
     super::block_on(async {
         ask::<()>(&socket, Method::POST, &path, PATIENCE).await.map_err(refused)?;
-        report::message(global, &format!("{} goes to zero", args.key));
+        let how = if args.cut_builds { "is stopped" } else { "goes to zero" };
+        report::message(global, &format!("{} {how}", args.key));
         Ok(())
     })
 }
@@ -202,8 +203,9 @@ pub fn rm(args: &RmArgs, global: &Global) -> Result<(), Failure> {
     let socket = layout(&args.state)?.control();
     super::block_on(async {
         for key in &args.keys {
-            let path = format!("/projects/{key}?cut={}", args.cut_builds);
-            ask::<()>(&socket, Method::DELETE, &path, ERASE).await.map_err(refused)?;
+            let path = format!("/projects/{key}?cut={}&within={}", args.cut_builds, args.wait.as_secs());
+            // The farm answers before.
+            ask::<()>(&socket, Method::DELETE, &path, args.wait + PATIENCE).await.map_err(refused)?;
             report::message(global, &format!("removed {key}"));
         }
         Ok(())

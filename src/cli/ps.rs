@@ -98,6 +98,13 @@ impl PsArgs {
     fn shows(&self, project: &Summary) -> bool {
         self.all || project.phase != Phase::Idle
     }
+
+    fn page(&self, projects: &[Summary], look: Look) -> String {
+        match self.all && projects.is_empty() {
+            true => "there is no project yet\n".to_owned(),
+            false => table::table(projects, Timestamp::now(), look),
+        }
+    }
 }
 
 async fn shown(args: &PsArgs, source: &Source) -> Result<Vec<Summary>, Failure> {
@@ -112,7 +119,7 @@ async fn once(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Failur
         Format::Json => report::print(&printable::json(&serde_json::to_string_pretty(&projects)?)),
         Format::Table => {
             let (width, _) = size();
-            report::print(&table::table(&projects, Timestamp::now(), Look { width, colour }))
+            report::print(&args.page(&projects, Look { width, colour }))
         }
     }
 }
@@ -129,7 +136,7 @@ async fn redraw(args: &PsArgs, source: &Source, colour: bool) -> Result<(), Fail
         let (width, height) = size();
         let text = match shown(args, source).await {
             Ok(projects) => {
-                kept = table::table(&projects, Timestamp::now(), Look { width, colour });
+                kept = args.page(&projects, Look { width, colour });
                 kept.clone()
             }
             // A farm that cannot be asked at all is an error; one that could, is waited for.
@@ -151,8 +158,10 @@ async fn follow(args: &PsArgs, source: &Source) -> Result<(), Failure> {
     let mut first = true;
     loop {
         ticks.tick().await;
-        match shown(args, source).await {
-            Ok(projects) => {
+        match source.projects().await {
+            Ok(mut projects) => {
+                // Who saw it warm shall hear that it is at zero.
+                projects.retain(|project| args.shows(project) || changes.knows(&project.key));
                 let now = Timestamp::now();
                 let lines: Vec<String> = match args.format {
                     Format::Table => {

@@ -12,9 +12,11 @@ use clap::Args;
 use super::exit::{Code, Failure};
 use super::log::LogArgs;
 use super::{Global, report};
+use crate::client::shell;
 use crate::local::args::UpArgs;
 use crate::local::control::Info;
 use crate::local::farm::Farm;
+use crate::local::fetch::FetchError;
 use crate::local::up::{self, UpError};
 use screen::Screen;
 
@@ -126,7 +128,11 @@ fn failure(error: UpError) -> Failure {
         | UpError::Domain(_)
         | UpError::NoDomain(_)
         | UpError::PlainApi(_)
-        | UpError::SamePort(_) => Code::Usage,
+        | UpError::SamePort(_)
+        | UpError::NoPort
+        | UpError::OpenWithToken
+        | UpError::Fetch(FetchError::Mirror(_))
+        | UpError::NotBuildkitd { .. } => Code::Usage,
         UpError::Lock(_) => Code::Refused,
         _ => Code::Failed,
     };
@@ -141,12 +147,23 @@ fn failure(error: UpError) -> Failure {
 fn greeting(info: &Info) -> String {
     let Info { api, certificates, buildkit, storage, .. } = info;
     let token = info.token.as_ref().map(|path| format!("\n  token          {}", path.display())).unwrap_or_default();
-    let bearer =
-        info.token.as_ref().map(|path| format!(" \\\n    -H \"Authorization: Bearer $(cat {})\"", path.display()));
+    let bearer = info.token.as_ref().map(|path| {
+        let path = shell::quote(&path.display().to_string());
+        format!(" \\\n    -H \"Authorization: Bearer $(cat {path})\"")
+    });
     let bearer = bearer.unwrap_or_default();
-    let state = if info.usual { String::new() } else { format!(" --state-dir {}", info.state.display()) };
+    let state = info.state_flag();
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let certs = certificates.display();
+    let options = format!("cacert={certs}/ca.pem,cert={certs}/cert.pem,key={certs}/key.pem");
+    let options = shell::quote(&options);
+    let elsewhere = info.domain.as_ref().map(|domain| {
+        format!(
+            "Other hosts build here, too, once *.{domain} leads to this host, with what this prints:\n  \
+             bko-install credentials{state}\n\n"
+        )
+    });
+    let elsewhere = elsewhere.unwrap_or_default();
     format!(
         "The farm is up.\n  \
          routing API    {api}{token}\n  \
@@ -158,8 +175,11 @@ fn greeting(info: &Info) -> String {
          curl -fsS {api}/route -d '{{\"repo\":\"github.com/acme/shop\",\"arch\":\"{arch}\"}}'{bearer}\n\
          and build there:\n  \
          docker buildx create --name shop --driver remote ENDPOINT \\\n    \
-         --driver-opt cacert={certs}/ca.pem,cert={certs}/cert.pem,key={certs}/key.pem\n  \
-         docker buildx build --builder shop .\n\n\
+         --driver-opt {options}\n  \
+         docker buildx build --builder shop .\n\
+         and say that the build has ended, with what was answered (the daemon is kept for it until then):\n  \
+         curl -fsS {api}/complete -d '{{\"key\":\"KEY\",\"buildId\":\"BUILD_ID\"}}'{bearer}\n\n\
+         {elsewhere}\
          `bko-install ps{state}` shows what runs where. Ctrl-C ends the farm when its builds have ended."
     )
 }
@@ -179,9 +199,27 @@ mod tests {
             token: Some("/var/lib/bko/token".into()),
             certificates: "/var/lib/bko/certs/client".into(),
             domain: None,
+            gateway: None,
             buildkit: "buildkitd v0.34.2".into(),
             storage: "reflink".into(),
         };
         insta::assert_snapshot!(greeting(&info));
+        let named = greeting(&Info { domain: Some("builds.example.org".into()), ..info.clone() });
+        assert!(
+            named.contains("once *.builds.example.org leads to this host")
+                && named.contains("\n  bko-install credentials\n")
+        );
+        let odd = |path: &str| std::path::PathBuf::from(format!("/it's here/{path}"));
+        let info =
+            Info { usual: false, state: odd("bko"), token: Some(odd("token")), certificates: odd("client"), ..info };
+        let text = greeting(&info);
+        for want in [
+            r"bko-install build --state-dir '/it'\''s here/bko' .",
+            r#""Authorization: Bearer $(cat '/it'\''s here/token')""#,
+            r"--driver-opt 'cacert=/it'\''s here/client/ca.pem,cert=",
+            r"`bko-install ps --state-dir '/it'\''s here/bko'`",
+        ] {
+            assert!(text.contains(want), "{want} is not in\n{text}");
+        }
     }
 }

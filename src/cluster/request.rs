@@ -225,7 +225,7 @@ impl Cluster {
         self.repeat(request, attempt, refusal).await
     }
 
-    async fn repeat<T, F>(
+    pub(super) async fn repeat<T, F>(
         &self,
         request: &str,
         attempt: impl Fn() -> F,
@@ -263,7 +263,7 @@ impl Cluster {
         Err(RequestError::Deadline { request: request.into(), last })
     }
 
-    async fn attempt<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
+    pub(super) async fn attempt<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
         tokio::time::timeout_at(self.limits.deadline.min(now() + ATTEMPT), attempt).await.ok()
     }
 
@@ -290,7 +290,7 @@ pub(super) fn now() -> Instant {
 /// Too many requests, a server that is not itself, or a quota that is not
 /// computed yet: the same request may succeed in a moment. Anything else of the
 /// server's own is an answer, as is a 500 that complains about the object.
-fn may_pass(status: &Status) -> bool {
+pub(super) fn may_pass(status: &Status) -> bool {
     let raced = status.code == 409 && status.reason == "AlreadyExists";
     let uncounted = status.code == 403 && status.message.contains("status unknown for quota");
     let overtaxed = matches!(status.code, 429 | 502 | 503 | 504);

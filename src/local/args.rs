@@ -136,7 +136,8 @@ pub struct LifeArgs {
     /// Seconds without a build after which the daemon of a new project goes to zero
     #[arg(long, value_name = "SECONDS", default_value_t = 900)]
     pub idle_seconds: u32,
-    /// Seconds without a build after which the daemon of untrusted builds goes to zero
+    /// Seconds without a build after which the daemon of untrusted builds goes to zero; its cache goes with it, when it
+    /// is 90 seconds old
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub fork_idle_seconds: u32,
     /// Idle seconds that a project may earn by building often; 0 keeps every project at its own

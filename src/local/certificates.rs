@@ -15,7 +15,7 @@ use jiff::Timestamp;
 
 use super::layout::Layout;
 use crate::certificate::issue::{IssueError, LiveSecrets, materialise};
-use crate::certificate::{CertificateSpec, Decision, LiveSecret, Role, SecretData, Usage};
+use crate::certificate::{CertificateSpec, Decision, LiveCertificate, LiveSecret, Role, SecretData, Usage};
 use crate::key::ProjectKey;
 use crate::manifest::Runlevel;
 
@@ -25,9 +25,29 @@ pub enum CertificatesError {
     /// A file cannot be read or written.
     #[error("certificate file \"{}\"", .0.display())]
     File(PathBuf, #[source] io::Error),
+    /// Certificates are in use whose authority is not there: another would break all clients.
+    #[error("the authority of the farm's certificates in \"{}\" cannot be used: {why}", folder.display())]
+    Authority {
+        /// Its folder.
+        folder: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// A certificate cannot be made.
     #[error(transparent)]
     Issue(#[from] IssueError),
+}
+
+impl CertificatesError {
+    /// How to mend it, where there is a way.
+    pub fn hint(&self) -> Option<String> {
+        let Self::Authority { folder, .. } = self else { return None };
+        let all = folder.parent().unwrap_or(folder).display();
+        Some(format!(
+            "put the file back from a backup; or move \"{all}\" away: all certificates are made anew then, and clients \
+             need new ones"
+        ))
+    }
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -50,8 +70,21 @@ impl Certificates {
     pub fn open(layout: Layout, domain: Option<String>) -> Result<Self, CertificatesError> {
         let api = domain.iter().map(|domain| format!("api.{domain}")).collect();
         let certificates = Self { layout, domain, api };
-        certificates.make(client(), &certificates.layout.certificate("client"))?;
+        certificates.client()?;
         Ok(certificates)
+    }
+
+    fn client(&self) -> Result<(), CertificatesError> {
+        self.make(client(), &self.layout.certificate("client")).map(drop)
+    }
+
+    /// Makes those of clients and of the routing API anew, if that is due. Keepers do so for their daemons.
+    ///
+    /// # Errors
+    /// See [`CertificatesError`].
+    pub fn renew(&self) -> Result<(), CertificatesError> {
+        self.client()?;
+        self.api().map(drop)
     }
 
     /// Makes or renews the certificate of a daemon, if need be. Returns it.
@@ -80,10 +113,26 @@ impl Certificates {
         Ok(Some(folder))
     }
 
+    /// Whether the authority is there, once clients have certificates of it.
+    fn check_authority(&self, ca: &Path) -> Result<(), CertificatesError> {
+        if read(&self.layout.certificate("client"))?.get("cert.pem").is_none() {
+            return Ok(());
+        }
+        let data = read(ca)?;
+        let missing = ["ca.pem", "ca-key.pem"].into_iter().find(|name| data.get(name).is_none());
+        let why = match (missing, LiveCertificate::read_authority(&data)) {
+            (Some(name), _) => format!("\"{name}\" is missing"),
+            (None, Err(why)) => why.to_string(),
+            (None, Ok(_)) => return Ok(()),
+        };
+        Err(CertificatesError::Authority { folder: ca.to_owned(), why })
+    }
+
     /// Makes one certificate, and the authority before it, where that is due.
     fn make(&self, spec: CertificateSpec, folder: &Path) -> Result<Vec<u8>, CertificatesError> {
         let authority = authority();
         let ca = self.layout.certificate("ca");
+        self.check_authority(&ca)?;
         let live: LiveSecrets = [(&authority, ca.as_path()), (&spec, folder)]
             .into_iter()
             .filter_map(|(spec, folder)| match read(folder) {
@@ -185,7 +234,31 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::certificate::LiveCertificate;
+
+    #[test]
+    fn half_an_authority_is_refused_while_clients_trust_the_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout::new(folder.path().to_owned()).unwrap();
+        let key: ProjectKey = "p41bd34a2227aca39".parse().unwrap();
+        for name in ["ca.pem", "ca-key.pem"] {
+            let certificates = Certificates::open(layout.clone(), None).unwrap();
+            let path = layout.certificate("ca").join(name);
+            let content = fs::read(&path).unwrap();
+            fs::remove_file(&path).unwrap();
+            let error = Certificates::open(layout.clone(), None).unwrap_err();
+            assert!(error.to_string().contains(&format!("\"{name}\" is missing")), "{error}");
+            assert!(error.hint().unwrap().contains("from a backup"));
+            // Nor is another made behind the clients' back.
+            assert!(certificates.daemon(&key, Ipv4Addr::new(127, 1, 2, 3)).is_err() && !path.exists());
+            fs::write(&path, content).unwrap();
+        }
+        fs::write(layout.certificate("ca").join("ca.pem"), "no PEM").unwrap();
+        assert!(matches!(Certificates::open(layout.clone(), None), Err(CertificatesError::Authority { .. })));
+        // What nobody trusts yet is made anew as a whole.
+        fs::remove_dir_all(layout.certificate("client")).unwrap();
+        Certificates::open(layout.clone(), None).unwrap();
+        Certificates::open(layout, None).unwrap();
+    }
 
     #[test]
     fn certificates_are_made_once_and_cover_where_a_daemon_is_reached() {

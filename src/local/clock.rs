@@ -1,4 +1,4 @@
-//! The clock of the host may be wrong, and be put right while the farm runs.
+//! Time goes by, and certificates end; the clock of the host may be wrong, and be put right while the farm runs.
 //! Times that are yet to come are taken for now, or a daemon would be kept until
 //! then; going forward makes builds look old, and what runs is never cut for that.
 #![expect(clippy::disallowed_methods, reason = "shell: looks at both clocks")]
@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::time::{Instant, sleep};
 
 use super::core::Core;
+use super::keeper::chain;
 use super::writer::{Change, WriteError};
 use crate::families::build_farm::ledger::Outcome;
 
@@ -25,9 +26,17 @@ pub fn jumped(wall: SignedDuration, steady: Duration) -> Option<SignedDuration> 
     (by.abs() > SLACK).then_some(by)
 }
 
+/// How often certificates are looked at.
+const RENEW: Duration = Duration::from_secs(3600);
+
 /// Watches until the farm ends.
 pub async fn watch(core: Arc<Core>) {
+    let mut renewed = Instant::now();
     loop {
+        if renewed.elapsed() > RENEW {
+            renewed = Instant::now();
+            renew(&core);
+        }
         let (wall, steady) = (Timestamp::now(), Instant::now());
         if core.draining.run_until_cancelled(sleep(EVERY)).await.is_none() {
             return;
@@ -47,6 +56,13 @@ pub async fn watch(core: Arc<Core>) {
                  look older by that; those that run are not cut"
             );
         }
+        renew(&core);
+    }
+}
+
+fn renew(core: &Core) {
+    if let Err(error) = core.certificates.renew() {
+        tracing::warn!(error = chain(&error), "certificates could not be renewed");
     }
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "shell: judges entries at the time of asking")]
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use super::farm::Farm;
 use super::record::Record;
 use super::storage;
 use super::writer::{Change, WriteError};
+use crate::client::shell::quote;
 use crate::families::build_farm::ledger::Outcome;
 use crate::families::build_farm::lifecycle;
 use crate::key::ProjectKey;
@@ -49,10 +51,23 @@ pub struct Info {
     pub certificates: PathBuf,
     /// Domain that daemons are reached under; by addresses without one.
     pub domain: Option<String>,
+    /// Where this host reaches the gateway when daemons have names: DNS need not know them here.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
     /// What daemons run.
     pub buildkit: String,
     /// How caches are kept.
     pub storage: String,
+}
+
+impl Info {
+    /// How its folder is named to commands, with a space before; nothing where it is the usual one.
+    pub fn state_flag(&self) -> String {
+        match self.usual {
+            true => String::new(),
+            false => format!(" --state-dir {}", quote(&self.state.display().to_string())),
+        }
+    }
 }
 
 /// What the handlers work with.
@@ -93,6 +108,15 @@ pub fn router(control: Control) -> Router {
 
 type Shared = State<Arc<Control>>;
 
+/// How much later than its client a daemon may say that a build has ended.
+const LATE: Duration = Duration::from_secs(2);
+
+/// Pause between two looks at that.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long the end of a daemon is waited for; whoever asks waits for 10 s.
+const ENDED: Duration = Duration::from_secs(8);
+
 async fn info(State(control): Shared) -> Json<Info> {
     Json(control.info.clone())
 }
@@ -128,6 +152,13 @@ impl IntoResponse for Refusal {
     }
 }
 
+impl Refusal {
+    fn building(builds: usize) -> Self {
+        let (many, are) = if builds == 1 { ("", "is") } else { ("s", "are") };
+        Self::Building(format!("{builds} build{many} {are} in flight; --cut-builds ends them"))
+    }
+}
+
 impl From<WriteError> for Refusal {
     fn from(error: WriteError) -> Self {
         Self::Failed(error.to_string())
@@ -140,12 +171,48 @@ impl Control {
         Ok((key.parse().map_err(|_| unknown())?, self.core.index.get(key).ok_or_else(unknown)?))
     }
 
-    /// Builds that are registered or run.
-    fn builds(&self, record: &Record) -> usize {
+    /// Builds that are registered, and builds that run.
+    fn builds(&self, record: &Record) -> (usize, usize) {
         let status = record.project.status_or_default();
         let live = lifecycle::live_entries(&status, self.core.settings.max_build, Timestamp::now()).count();
         let observed = self.core.index.live(&record.project.spec.key).and_then(|live| live.observation);
-        live.max(observed.map_or(0, |observed| observed.borrow().active.len()))
+        (live, observed.map_or(0, |observed| observed.borrow().active.len()))
+    }
+
+    /// Refuses while builds are in flight. A daemon says a moment after its client that one has ended.
+    async fn free(&self, key: &ProjectKey) -> Result<(), Refusal> {
+        let until = self.core.now() + LATE;
+        loop {
+            let (_, record) = self.find(key.as_str())?;
+            let (registered, running) = self.builds(&record);
+            if registered == 0 && running == 0 {
+                return Ok(());
+            }
+            if registered > 0 || self.core.now() >= until {
+                return Err(Refusal::building(registered.max(running)));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Returns when no daemon of a project runs any more, or that takes too long.
+    async fn ended(&self, key: &ProjectKey) {
+        let (index, key) = (&self.core.index, key.as_str());
+        let notify = index.listen(key);
+        let ended = async {
+            loop {
+                let mut changed = std::pin::pin!(notify.notified());
+                changed.as_mut().enable();
+                let runs = index.get(key).is_some_and(|record| record.process.is_some());
+                if !runs && index.live(key).is_none() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        if timeout(ENDED, ended).await.is_err() {
+            tracing::warn!(project.key = key, "a daemon that was stopped still runs");
+        }
     }
 }
 
@@ -159,62 +226,72 @@ async fn project(State(control): Shared, Segment(key): Segment<String>) -> Resul
 struct Manner {
     #[serde(default)]
     cut: bool,
+    /// Seconds that the end of a cache is waited for.
+    #[serde(default = "erase")]
+    within: u64,
+}
+
+/// How long that is, unless the call says otherwise.
+fn erase() -> u64 {
+    120
 }
 
 /// Sends a daemon to zero before its time.
 async fn stop(
     State(control): Shared,
     Segment(key): Segment<String>,
-    Query(Manner { cut }): Query<Manner>,
+    Query(Manner { cut, .. }): Query<Manner>,
 ) -> Result<StatusCode, Refusal> {
-    let (key, record) = control.find(&key)?;
-    if cut {
-        control.core.cut(key.as_str());
+    let (key, _) = control.find(&key)?;
+    if !cut {
+        control.free(&key).await?;
     }
-    let rest = control.core.writer.submit(key.as_str(), Change::Rest { cut }).await?;
-    if rest == Outcome::StillWanted || (!cut && control.builds(&record) > 0) {
-        let why = format!("{} builds are in flight; --cut-builds ends them", control.builds(&record));
-        return Err(Refusal::Building(why));
+    let core = &control.core;
+    if core.writer.submit(key.as_str(), Change::Rest { cut }).await? == Outcome::StillWanted {
+        return Err(Refusal::building(control.builds(&control.find(key.as_str())?.1).0));
+    }
+    if cut {
+        // After its builds are forgotten: it would be started again for them.
+        core.cut(key.as_str());
+        core.index.poke(key.as_str());
+        control.ended(&key).await;
+        core.uncut(key.as_str());
     }
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Removes a project with its cache: 200 when both are gone, 202 when that takes longer.
+/// Removes a project with its cache: 200 when both are gone.
 async fn remove(
     State(control): Shared,
     Segment(key): Segment<String>,
-    Query(Manner { cut }): Query<Manner>,
+    Query(Manner { cut, within }): Query<Manner>,
 ) -> Result<StatusCode, Refusal> {
-    let (key, record) = control.find(&key)?;
-    let builds = control.builds(&record);
-    if builds > 0 && !cut {
-        return Err(Refusal::Building(format!("{builds} builds are in flight; --cut-builds ends them")));
+    let (key, _) = control.find(&key)?;
+    match cut {
+        true => control.core.cut(key.as_str()),
+        false => control.free(&key).await?,
     }
     let core = &control.core;
     core.writer.submit(key.as_str(), Change::Remove).await?;
     let layout = &core.common.layout;
-    // Its folder goes last. One that is routed to again begins anew.
     let gone = async {
-        while layout.daemon(key.as_str()).exists() && core.index.get(key.as_str()).is_none() {
+        while core.index.removals(key.as_str()) > 0 {
             sleep(LOOK).await;
         }
     };
-    let gone = timeout(ERASE, gone).await.is_ok();
+    let gone = timeout(Duration::from_secs(within), gone).await.is_ok();
+    core.uncut(key.as_str());
     match core.storage.left(&layout.cache(key.as_str())) {
         Some(why) => Err(Refusal::Failed(format!(
             "the project is removed, but not all of its cache, which is tried again every {} s: {why}",
             storage::AGAIN.as_secs()
         ))),
         None if gone => Ok(StatusCode::OK),
-        None => Ok(StatusCode::ACCEPTED),
+        None => Err(Refusal::Failed(format!(
+            "the project is removed, but not yet its cache: that has taken {within} s and goes on"
+        ))),
     }
 }
-
-/// How long `rm` waits for a cache to be gone.
-const ERASE: Duration = Duration::from_secs(120);
-
-/// Pause between two looks at that.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// What pruning one cache came to.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

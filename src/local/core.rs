@@ -1,9 +1,9 @@
 //! What the parts of a farm on one host share.
 #![expect(clippy::disallowed_methods, reason = "shell: looks are dated on the monotonic clock")]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
@@ -57,8 +57,10 @@ pub struct Core {
     pub cutting: CancellationToken,
     /// Who uses a cache: its daemon, or who copies it.
     pub caches: Caches,
-    /// Daemons that go whatever runs there.
-    pub cuts: Mutex<HashSet<String>>,
+    /// Daemons that go whatever runs there; those that have gone so, and when.
+    pub cuts: Mutex<HashMap<String, Option<Instant>>>,
+    /// Whether untrusted builds run beside others, with nothing but a process between them.
+    pub unisolated_forks: bool,
 }
 
 impl Core {
@@ -92,19 +94,37 @@ impl Core {
         self.directory.set(&key.daemon(), Some(backend));
     }
 
-    /// Lets a daemon go whatever runs there, once.
+    fn cuts(&self) -> MutexGuard<'_, HashMap<String, Option<Instant>>> {
+        self.cuts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a daemon go whatever runs there, once. Its keeper has to be told.
     pub fn cut(&self, key: &str) {
-        self.cuts.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        let mut cuts = self.cuts();
+        cuts.retain(|_, gone| gone.is_none_or(|at| at.elapsed() < AFTER_CUT));
+        cuts.insert(key.to_owned(), None);
     }
 
     /// Whether it was said that a daemon goes whatever runs there.
     pub(super) fn is_cut(&self, key: &str) -> bool {
-        self.cuts.lock().unwrap_or_else(PoisonError::into_inner).contains(key)
+        matches!(self.cuts().get(key), Some(None))
     }
 
     /// It has gone.
     pub(super) fn uncut(&self, key: &str) {
-        self.cuts.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        if let Some(gone) = self.cuts().get_mut(key) {
+            gone.get_or_insert_with(instant);
+        }
+    }
+
+    /// Whether whoever dials a daemon is likely a client whose build was cut.
+    pub(super) fn was_cut(&self, key: &str) -> bool {
+        self.cuts().get(key).is_some_and(|gone| gone.is_none_or(|at| at.elapsed() < AFTER_CUT))
+    }
+
+    /// Whether untrusted builds run here.
+    pub(super) fn takes_forks(&self) -> bool {
+        self.unisolated_forks || self.runtime.isolates()
     }
 
     /// Ends and unmounts what a dead daemon left below its cache. Only for who has that cache alone.
@@ -117,6 +137,9 @@ impl Core {
         self.clock.now()
     }
 }
+
+/// For how long clients of builds that were cut dial again.
+const AFTER_CUT: Duration = Duration::from_secs(5);
 
 /// What the gateway may do with a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

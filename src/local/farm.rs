@@ -41,6 +41,12 @@ pub struct Farm {
     terms: Terms,
 }
 
+/// Whoever asks again makes it anew.
+fn gone(key: &ProjectKey) -> ProvisionError {
+    let message = format!("project {key} was removed meanwhile");
+    ProvisionError::Unavailable { message, retry_after: Duration::from_secs(1) }
+}
+
 impl Farm {
     /// Over what the keepers work with, too.
     pub fn new(core: Arc<Core>, terms: Terms) -> Self {
@@ -49,10 +55,7 @@ impl Farm {
 
     async fn submit(&self, key: &ProjectKey, change: Change) -> Result<Outcome, ProvisionError> {
         self.core.writer.submit(key.as_str(), change).await.map_err(|error| match error {
-            WriteError::Gone => {
-                let message = format!("project {key} was removed meanwhile");
-                ProvisionError::Unavailable { message, retry_after: Duration::from_secs(1) }
-            }
+            WriteError::Gone => gone(key),
             WriteError::NoAddress => ProvisionError::Refused(error.to_string()),
             WriteError::Store(_) | WriteError::Ended => {
                 ProvisionError::Unavailable { message: error.to_string(), retry_after: RETRY_AFTER }
@@ -160,6 +163,10 @@ impl Provisioner for Farm {
         loop {
             let mut changed = std::pin::pin!(notify.notified());
             changed.as_mut().enable();
+            // It was there, and nobody makes it again for whoever waits here.
+            if self.core.index.get(key.as_str()).is_none() {
+                return Err(gone(key));
+            }
             let last = match self.core.index.daemon(key.as_str()) {
                 DaemonState::Ready => return Ok(()),
                 DaemonState::Failed(fault) => return Err(ProvisionError::Failed { reason: fault.to_string() }),

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "shell: reads and writes files")]
 
 mod credentials;
+mod pins;
 mod unpack;
 
 use std::fs::{self, File, OpenOptions};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use oci_client::client::{BlobResponse, Client, ClientConfig, ClientProtocol};
-use oci_client::errors::OciDistributionError;
+use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::manifest::{OciDescriptor, OciImageManifest};
 use oci_client::{Reference, RegistryOperation};
 use sha2::{Digest, Sha256};
@@ -20,7 +21,8 @@ use tokio::time::sleep;
 
 /// The stock image that `--buildkit auto` falls back to. A digest belongs behind
 /// the tag, `…:v0.34.2-rootless@sha256:…`: nothing else is accepted then. Without
-/// one, the digest that came first is noted and told.
+/// one, the digest that came first is told, noted, and nothing else is accepted
+/// from then on.
 pub const STOCK: &str = crate::families::build_farm::settings::DAEMON_IMAGE;
 
 /// Where it comes from.
@@ -46,6 +48,18 @@ pub enum FetchError {
         /// The image, as asked for.
         image: String,
         /// Why.
+        source: Box<OciDistributionError>,
+    },
+    /// The registry has not got what this state folder holds to.
+    #[error("cannot pull \"{image}\": the registry has not got {digest}, which it was when it first came here")]
+    Held {
+        /// The image, as asked for.
+        image: String,
+        /// What it was.
+        digest: String,
+        /// Where that is noted.
+        file: PathBuf,
+        /// What the registry said.
         source: Box<OciDistributionError>,
     },
     /// A part of it never came whole.
@@ -90,6 +104,11 @@ impl FetchError {
                  the same images, --buildkit PATH a buildkitd that is here already"
                     .to_owned(),
             ),
+            Self::Held { image, file, .. } => Some(format!(
+                "to accept what \"{image}\" is by now, remove its line from \"{}\"; --buildkit-mirror names a registry \
+                 that may still have it, --buildkit PATH a buildkitd that is here already",
+                file.display()
+            )),
             Self::File(_, error) if error.kind() == io::ErrorKind::StorageFull => {
                 Some("make room for about 200 MB on the disk of the state folder".to_owned())
             }
@@ -111,25 +130,38 @@ const STALLED: Duration = Duration::from_secs(30);
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Makes sure that `bin` has the programs of an image; returns its digest. What
-/// is there of the same image stays.
+/// is there of the same image stays; what an image was when it first came is held to.
 ///
 /// # Errors
 /// See [`FetchError`].
 pub async fn fetch(source: &Source, bin: &Path, progress: Progress<'_>) -> Result<String, FetchError> {
     let name = source.image.whole();
     let noted = bin.join("image");
-    if let Ok(text) = fs::read_to_string(&noted)
-        && let Some((image, digest)) = text.trim().split_once(' ')
-        && image == name
-    {
-        return Ok(digest.to_owned());
+    let there = pins::read(&noted, &name).ok().flatten();
+    if let Some(digest) = there.filter(|_| bin.join("buildkitd").is_file()) {
+        return Ok(digest);
     }
-    let pull = |error| FetchError::Pull { image: name.clone(), source: Box::new(error) };
-    let place = source.place()?;
+    let pinned = bin.with_file_name("images");
+    let pins = |error| FetchError::File(pinned.clone(), error);
+    let held = if source.image.digest().is_some() { None } else { pins::read(&pinned, &name).map_err(pins)? };
+    let pull = |error: OciDistributionError| {
+        let (image, source) = (name.clone(), Box::new(error));
+        match &held {
+            Some(digest) if is_gone(&source) => {
+                FetchError::Held { image, digest: digest.clone(), file: pinned.clone(), source }
+            }
+            _ => FetchError::Pull { image, source },
+        }
+    };
+    let place = source.place(held.as_ref())?;
     let client = client(&place);
     let auth = credentials::find(source.docker_config.as_deref(), place.resolve_registry()).await;
     client.auth(&place, &auth, RegistryOperation::Pull).await.map_err(pull)?;
-    let (manifest, digest) = client.pull_image_manifest(&place, &auth).await.map_err(pull)?;
+    // Of the index, where there is one: the same on every architecture.
+    let pulled = client.pull_image_manifest_and_list_digest(&place, &auth).await;
+    let (manifest, digest, index) = pulled.map_err(pull)?;
+    let digest = index.unwrap_or(digest);
+    tracing::info!(image.name = name, image.digest = digest, "pulling BuildKit");
     let downloads = bin.with_file_name("download");
     fs::create_dir_all(&downloads).map_err(|error| FetchError::File(downloads.clone(), error))?;
     let pulling = Pulling { client: &client, place: &place, name: &name, downloads: &downloads, progress };
@@ -137,20 +169,22 @@ pub async fn fetch(source: &Source, bin: &Path, progress: Progress<'_>) -> Resul
     let (target, image) = (bin.to_owned(), name.clone());
     let unpacked = tokio::task::spawn_blocking(move || unpack::programs(&files, &target, &image)).await;
     unpacked.map_err(|error| FetchError::Unpack(name.clone(), error.to_string()))??;
+    pins::hold(&pinned, &name, &digest).map_err(pins)?;
     fs::write(&noted, format!("{name} {digest}\n")).map_err(|error| FetchError::File(noted, error))?;
     let _ = fs::remove_dir_all(&downloads);
     Ok(digest)
 }
 
 impl Source {
-    /// Where the image is asked for.
-    fn place(&self) -> Result<Reference, FetchError> {
-        let Some(mirror) = &self.mirror else { return Ok(self.image.clone()) };
-        let rest = match (self.image.digest(), self.image.tag()) {
+    /// Where the image is asked for, which is `held` if that is known.
+    fn place(&self, held: Option<&String>) -> Result<Reference, FetchError> {
+        let image = held.map_or_else(|| self.image.clone(), |digest| self.image.clone_with_digest(digest.clone()));
+        let Some(mirror) = &self.mirror else { return Ok(image) };
+        let rest = match (image.digest(), image.tag()) {
             (Some(digest), _) => format!("@{digest}"),
             (None, tag) => format!(":{}", tag.unwrap_or("latest")),
         };
-        let place = format!("{}/{}{rest}", mirror.trim_end_matches('/'), self.image.repository());
+        let place = format!("{}/{}{rest}", mirror.trim_end_matches('/'), image.repository());
         let place = place.parse::<Reference>().map_err(|_| FetchError::Mirror(mirror.clone()))?;
         // What looks like no host is taken for a part of a repository.
         if mirror.starts_with(place.registry()) { Ok(place) } else { Err(FetchError::Mirror(mirror.clone())) }
@@ -268,6 +302,18 @@ fn passes(error: &OciDistributionError) -> bool {
     }
 }
 
+/// Whether a registry said that it has not got what was asked for, or gave something else.
+fn is_gone(error: &OciDistributionError) -> bool {
+    match error {
+        OciDistributionError::ImageManifestNotFoundError(_) | OciDistributionError::DigestError(_) => true,
+        OciDistributionError::ServerError { code, .. } => *code == 404,
+        OciDistributionError::RegistryError { envelope, .. } => envelope.errors.iter().any(|error| {
+            matches!(error.code, OciErrorCode::ManifestUnknown | OciErrorCode::NameUnknown | OciErrorCode::NotFound)
+        }),
+        _ => false,
+    }
+}
+
 fn sha256(file: &Path) -> io::Result<String> {
     let (mut file, mut hash, mut buffer) = (File::open(file)?, Sha256::new(), vec![0; 1 << 16]);
     loop {
@@ -286,7 +332,7 @@ mod tests {
     fn a_mirror_has_the_same_repositories() {
         let place = |image: &str, mirror: &str| {
             let source = Source { image: image.parse().unwrap(), mirror: Some(mirror.into()), docker_config: None };
-            source.place().map(|place| place.whole()).map_err(|error| error.to_string())
+            source.place(None).map(|place| place.whole()).map_err(|error| error.to_string())
         };
         let tagged = "docker.io/moby/buildkit:v1-rootless";
         assert_eq!(place(tagged, "mirror.example.org").as_deref(), Ok("mirror.example.org/moby/buildkit:v1-rootless"));
@@ -295,5 +341,9 @@ mod tests {
         let pinned = format!("docker.io/moby/buildkit:v1@{digest}");
         assert_eq!(place(&pinned, "m.example.org"), Ok(format!("m.example.org/moby/buildkit@{digest}")));
         assert!(place(tagged, "https://m.example.org").unwrap_err().contains("want HOST"));
+        let mirror = Some("m.example.org".to_owned());
+        let source = Source { image: tagged.parse().unwrap(), mirror, docker_config: None };
+        let held = source.place(Some(&digest)).unwrap().whole();
+        assert_eq!(held, format!("m.example.org/moby/buildkit@{digest}"), "what is held to is asked for, not the tag");
     }
 }

@@ -30,6 +30,8 @@ pub struct Index {
     records: RwLock<HashMap<String, Arc<Record>>>,
     live: RwLock<HashMap<String, Live>>,
     waiters: Mutex<HashMap<String, Weak<Notify>>>,
+    /// Removals whose daemons and caches are still there, by key; a project of that name may be there again.
+    removals: Mutex<HashMap<String, usize>>,
     /// Told the key of everything that changes.
     changes: mpsc::UnboundedSender<String>,
 }
@@ -38,7 +40,13 @@ impl Index {
     /// With the records that the store has. The receiver hears of every change.
     pub fn new(records: HashMap<String, Arc<Record>>) -> (Arc<Self>, mpsc::UnboundedReceiver<String>) {
         let (changes, receiver) = mpsc::unbounded_channel();
-        let index = Self { records: RwLock::new(records), live: RwLock::default(), waiters: Mutex::default(), changes };
+        let index = Self {
+            records: RwLock::new(records),
+            live: RwLock::default(),
+            waiters: Mutex::default(),
+            removals: Mutex::default(),
+            changes,
+        };
         (Arc::new(index), receiver)
     }
 
@@ -61,8 +69,26 @@ impl Index {
         self.records().values().any(|record| record.address == address)
     }
 
-    /// Takes over what the writer has made persistent.
-    pub(super) fn publish(&self, changes: Vec<(String, Option<Arc<Record>>)>) {
+    /// Removals whose daemon and cache are still there.
+    pub(super) fn removals(&self, key: &str) -> usize {
+        self.removals.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied().unwrap_or(0)
+    }
+
+    /// So many removals have nothing left.
+    pub(super) fn erased(&self, key: &str, count: usize) {
+        let mut removals = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = removals.remove(key).unwrap_or(0).saturating_sub(count);
+        if left > 0 {
+            removals.insert(key.to_owned(), left);
+        }
+    }
+
+    /// Takes over what the writer has made persistent, and what it removed on the way.
+    pub(super) fn publish(&self, changes: Vec<(String, Option<Arc<Record>>)>, removed: Vec<String>) {
+        {
+            let mut removals = self.removals.lock().unwrap_or_else(PoisonError::into_inner);
+            removed.into_iter().for_each(|key| *removals.entry(key).or_default() += 1);
+        }
         let mut keys = Vec::new();
         {
             let mut records = self.records.write().unwrap_or_else(PoisonError::into_inner);
@@ -114,6 +140,11 @@ impl Index {
         let notify = Arc::new(Notify::new());
         waiters.insert(key.to_owned(), Arc::downgrade(&notify));
         notify
+    }
+
+    /// Lets the keeper of a project look again.
+    pub(super) fn poke(&self, key: &str) {
+        self.notify(key.to_owned());
     }
 
     fn notify(&self, key: String) {

@@ -28,6 +28,7 @@ use crate::families::build_farm::truth::{Busy, Observations};
 use crate::key::ProjectKey;
 pub use all::Keepers;
 use running::Running;
+pub(super) use start::chain;
 
 /// When to try again what the store or the disk refused.
 const RETRY: Duration = Duration::from_secs(2);
@@ -117,7 +118,19 @@ impl Keeper {
 
     /// One pass.
     async fn step(&mut self) -> Result<Next, WriteError> {
-        let Some(record) = self.core.index.get(self.key.as_str()) else { return Ok(self.erase().await) };
+        let removals = self.core.index.removals(self.key.as_str());
+        let record = self.core.index.get(self.key.as_str());
+        let Some(record) = record.filter(|_| removals == 0) else {
+            self.erase().await;
+            self.core.index.erased(self.key.as_str(), removals);
+            *self = Self::new(self.core.clone(), self.key.clone());
+            // One that was routed to meanwhile begins anew.
+            let again = self.core.index.get(self.key.as_str()).is_some();
+            return Ok(if again { Next::Again } else { Next::Rest });
+        };
+        if self.core.is_cut(self.key.as_str()) {
+            return self.cut(&record).await;
+        }
         if self.core.draining.is_cancelled() {
             return self.drain(&record).await;
         }
@@ -126,6 +139,8 @@ impl Keeper {
         match (want, self.running.is_some()) {
             (Want::Zero, false) => self.rest(&record, now).await,
             (Want::Zero, true) => self.take_down(&record, Closing::Idle).await,
+            // It was let in by an `up` that had been told to.
+            (_, false) if self.key.is_fork() && !self.core.takes_forks() => self.rest(&record, now).await,
             (_, false) => self.start(&record).await,
             (_, true) => self.hold(&record, now).await,
         }
@@ -143,7 +158,7 @@ impl Keeper {
             Roll::Hold(left) => Some(left),
             Roll::No(left) => left,
         };
-        let unused = self.expire_unused(record, now).await?;
+        let unused = self.expire_unused(record, now, self.core.settings.unused_entry).await?;
         self.upkeep().await;
         self.note_builds().await?;
         self.report(1, seen.held_since.is_some()).await?;
@@ -181,6 +196,8 @@ impl Keeper {
             }
             let born = record.project.metadata.creation_timestamp.as_ref().map_or(now, |t| t.0);
             let left = lifecycle::FORK_REAP_GRACE.saturating_sub(lifecycle::age(born, now));
+            // What is older is still wanted, and is not let in.
+            let left = if left.is_zero() { RETRY } else { left };
             return Ok(Next::Wait(Some(left + Duration::from_millis(50))));
         }
         self.report(0, false).await?;
@@ -188,10 +205,11 @@ impl Keeper {
     }
 
     /// Its record has gone: everything else goes too.
-    async fn erase(&mut self) -> Next {
+    async fn erase(&mut self) {
         if let Some(mut running) = self.running.take() {
-            running.process.stop(down::PATIENCE).await;
+            running.process.stop(self.patience()).await;
         }
+        self.core.uncut(self.key.as_str());
         self.core.index.set_live(self.key.as_str(), None);
         self.core.directory.set(&self.key.daemon(), None);
         let (layout, key) = (&self.core.common.layout, self.key.as_str());
@@ -202,11 +220,19 @@ impl Keeper {
             let error = start::chain(&error);
             tracing::warn!(project.key = key, error, "a cache could not be removed whole, trying again later");
         }
-        // Last: it is what says that something is left to remove.
-        if let Err(error) = std::fs::remove_dir_all(layout.daemon(key)) {
-            tracing::warn!(project.key = key, %error, "the folder of a daemon could not be removed");
+        for name in self.core.storage.snapshots(key) {
+            if let Err(error) = self.core.storage.remove(&layout.snapshots(key).join(name)).await {
+                tracing::warn!(project.key = key, error = start::chain(&error), "a snapshot could not be removed");
+            }
         }
-        Next::Rest
+        let _ = std::fs::remove_dir(layout.snapshots(key));
+        // Last: it is what says that something is left to remove.
+        match std::fs::remove_dir_all(layout.daemon(key)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(project.key = key, %error, "the folder of a daemon could not be removed");
+            }
+            _ => {}
+        }
     }
 
     /// Tells everybody who reads.

@@ -67,6 +67,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
         cutting: CancellationToken::new(),
         caches: Caches::default(),
         cuts: std::sync::Mutex::default(),
+        unisolated_forks: args.daemons.allow_unisolated_forks,
     });
     let found = recover(&core).await?;
     let info = Info {
@@ -78,6 +79,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
         token: prepared.token.clone(),
         certificates: layout.certificate("client"),
         domain: args.domain(),
+        gateway: args.domain().map(|_| args.listen.from_here()),
         buildkit: version,
         storage: format!("{:?}", core.storage.kind()).to_lowercase(),
     };
@@ -85,6 +87,7 @@ pub async fn run(args: UpArgs, progress: Progress<'_>, greet: impl FnOnce(&Info,
     core.runtime.close();
     core.writer.end();
     let _ = std::fs::remove_file(layout.control());
+    let _ = std::fs::remove_file(layout.run().join("token"));
     ended
 }
 

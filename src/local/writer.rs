@@ -163,9 +163,13 @@ impl Desk {
         let mut draft = Draft::new();
         let mut lasting = false;
         let mut answers = Vec::with_capacity(batch.len());
+        let mut removed = Vec::new();
         for Request { key, change, answer } in batch {
-            lasting |= matches!(change, Change::Create(_) | Change::Reap | Change::Remove);
-            answers.push((answer, self.apply(&mut draft, key, change, now)));
+            let removes = matches!(change, Change::Reap | Change::Remove).then(|| key.clone());
+            lasting |= removes.is_some() || matches!(change, Change::Create(_));
+            let outcome = self.apply(&mut draft, key, change, now);
+            removed.extend(removes.filter(|_| matches!(outcome, Ok(Outcome::Done))));
+            answers.push((answer, outcome));
         }
         // Nothing to do writes nothing.
         draft.retain(|key, record| self.index.get(key).as_deref() != record.as_deref());
@@ -179,7 +183,7 @@ impl Desk {
             if lasting {
                 self.fold();
             }
-            self.index.publish(changes);
+            self.index.publish(changes, removed);
         }
         for (answer, outcome) in answers {
             // Who has gone does not want its answer.
@@ -228,7 +232,7 @@ impl Desk {
                 if !cut && lifecycle::live_entries(status, self.settings.max_build, now).next().is_some() {
                     return Ok(Outcome::StillWanted);
                 }
-                (status.last_build_time, status.inflight_builds) = (None, 0);
+                (status.last_build_time, status.wake_until, status.inflight_builds) = (None, None, 0);
                 status.inflight.clear();
                 (Some(record), Outcome::Done)
             }

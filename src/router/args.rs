@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::tokens::{TokenDir, TokenDirError};
-use super::{Auth, AuthError, Config, RateError, RateLimit, Secret, TrustedProxies};
+use super::{Auth, AuthError, Config, GivenToken, RateError, RateLimit, Secret, TrustedProxies};
 use crate::identity::config::{self, ConfigFault, Sources};
 use crate::issuers::{Issuers, RootsError, Timing};
 
@@ -19,7 +19,7 @@ use crate::issuers::{Issuers, RootsError, Timing};
 pub struct RouteArgs {
     /// Bearer token of the callers
     #[arg(long, env = "BUILDKIT_OPERATOR_AUTH_TOKEN", hide_env_values = true, value_name = "TOKEN")]
-    pub auth_token: Option<Secret>,
+    pub auth_token: Option<GivenToken>,
     /// Folder whose file `token`, and `previous` if there is one, hold bearer tokens; read again when it changes
     #[arg(long, value_name = "DIR")]
     pub auth_token_dir: Option<PathBuf>,
@@ -122,7 +122,8 @@ impl TryFrom<RouteArgs> for Config {
 fn auth(args: RouteArgs) -> Result<Auth, ConfigError> {
     let ca_file = args.oidc_ca_file.clone();
     let token_dir = args.auth_token_dir.clone().map(TokenDir::open).transpose().map_err(ConfigError::Tokens)?;
-    let (token, admin_token, open) = (args.auth_token.clone(), args.admin_token.clone(), args.auth_open);
+    let (token, admin_token, open) =
+        (args.auth_token.as_ref().map(GivenToken::secret), args.admin_token.clone(), args.auth_open);
     let providers = config::Config::read(sources(args)?).map_err(ConfigError::Oidc)?;
     let issuers = providers.map(|providers| Issuers::new(providers, ca_file.as_deref(), Timing::default()));
     let issuers = issuers.transpose().map_err(ConfigError::Roots)?;

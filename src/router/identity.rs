@@ -39,6 +39,41 @@ impl Secret {
     }
 }
 
+/// A token as it was given, for who hands it on. Never shown.
+#[derive(Clone)]
+pub struct GivenToken(String);
+
+impl GivenToken {
+    /// White space around it is not part of it.
+    pub fn new(token: &str) -> Self {
+        Self(token.trim().to_owned())
+    }
+
+    /// What callers are compared with.
+    pub fn secret(&self) -> Secret {
+        Secret::new(&self.0)
+    }
+
+    /// The token itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for GivenToken {
+    type Err = Infallible;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Ok(Self::new(s))
+    }
+}
+
+impl fmt::Debug for GivenToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GivenToken(…)")
+    }
+}
+
 impl FromStr for Secret {
     type Err = Infallible;
 

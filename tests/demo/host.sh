@@ -54,6 +54,7 @@ build() {
 cached() { grep -q '^#[0-9]* CACHED' "$work/build.log" || { cat "$work/build.log" >&2; fail "the build is not cached"; }; }
 
 echo "A farm runs on this host: bko-install up"
+: >"$work/up.log"
 began=$(now)
 "$executable" up --state-dir "$state" --listen lo:21234 --daemon-port 21235 --api-listen 127.0.0.1:21280 \
     --metrics-addr 127.0.0.1:21281 >"$work/up.log" 2>&1 &
@@ -67,15 +68,17 @@ up=$(since "$began")
 echo "Building examples/hello there: bko-install build, with docker buildx …"
 began=$(now); build; cold=$(since "$began")
 began=$(now); build; cached; warm=$(since "$began")
-"$executable" ps --state-dir "$state"
+# Its daemon says a moment after the client that a build has ended.
+for _ in $(seq 50); do
+    "$executable" ps --state-dir "$state" >"$work/ps"
+    grep -q '^  build' "$work/ps" || break
+    sleep 0.1
+done
+cat "$work/ps"
 
 echo "Sending its daemon to zero, as if it had been idle; its cache stays …"
 key=$("$executable" key --repo $repo | awk '$1 == "key" { print $2 }')
-# Its daemon says a moment after the client that the build has ended.
-for _ in $(seq 50); do
-    "$executable" --quiet stop --state-dir "$state" "$key" 2>/dev/null && break
-    sleep 0.1
-done
+"$executable" --quiet stop --state-dir "$state" "$key"
 while pgrep -f "$state/daemons/$key/" >/dev/null; do sleep 0.05; done
 began=$(now); build; cached; woken=$(since "$began")
 

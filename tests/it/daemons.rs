@@ -1,10 +1,12 @@
 //! What the controller makes of a BuildProject, as a person would read it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, outside of #[test] functions")]
 
+use std::sync::Arc;
+
 use bko_install::families::build_farm::api::BuildProject;
-use bko_install::families::build_farm::build::build;
 use bko_install::families::build_farm::build::config::Base;
-use bko_install::families::build_farm::settings::{Sandbox, Settings};
+use bko_install::families::build_farm::build::{as_made, build};
+use bko_install::families::build_farm::settings::{CacheKind, Sandbox, Settings};
 use bko_install::families::build_farm::validate::{Invalid, validate};
 
 fn project(yaml: &str) -> BuildProject {
@@ -57,6 +59,42 @@ fn a_fork_is_labelled_untrusted_and_loses_its_cache_with_its_project() {
     let untrusted = "buildkit-operator.socialgouv.github.io/untrusted";
     assert!(!spec.selector.match_labels.unwrap().contains_key(untrusted), "a selector never carries the label");
     assert_eq!(spec.template.metadata.unwrap().labels.unwrap()[untrusted], "true");
+}
+
+/// The claims of a StatefulSet can never be changed: a daemon that exists keeps
+/// its cache where it is, whatever is chosen for new ones.
+#[test]
+fn a_cache_on_the_nodes_disk_has_no_claim_and_one_that_exists_stays_where_it_is() {
+    let project = project(CANONICAL);
+    let valid = validate(&project).unwrap();
+    let ephemeral = Arc::new(Settings { cache_kind: CacheKind::EmptyDir, ..Settings::default() });
+    let made = build(&valid, &ephemeral, &Base::default()).stateful_set;
+    let spec = made.spec.as_ref().unwrap();
+    assert_eq!(spec.volume_claim_templates, None);
+    let pod = spec.template.spec.as_ref().unwrap();
+    let cache = pod.volumes.iter().flatten().find(|volume| volume.name == "cache").unwrap();
+    assert_eq!(cache.empty_dir.as_ref().unwrap().size_limit.as_ref().unwrap().0, "60Gi");
+
+    let claimed = build(&valid, &Settings::default(), &Base::default()).stateful_set;
+    assert!(
+        claimed
+            .spec
+            .as_ref()
+            .unwrap()
+            .template
+            .spec
+            .as_ref()
+            .unwrap()
+            .volumes
+            .iter()
+            .flatten()
+            .all(|v| v.name != "cache")
+    );
+    let default = Arc::new(Settings::default());
+    assert_eq!(as_made(&ephemeral, Some(&claimed)).cache_kind, CacheKind::Pvc);
+    assert_eq!(as_made(&default, Some(&made)).cache_kind, CacheKind::EmptyDir);
+    assert!(Arc::ptr_eq(&as_made(&ephemeral, None), &ephemeral));
+    assert!(Arc::ptr_eq(&as_made(&default, Some(&claimed)), &default));
 }
 
 #[test]

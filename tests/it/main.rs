@@ -26,6 +26,7 @@ mod kube_errors;
 mod metrics;
 mod ownership;
 mod plans;
+mod preflight;
 mod profiles;
 mod purity;
 mod readiness;

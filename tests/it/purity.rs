@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 38] = [
+const CORE: [&str; 50] = [
     "names.rs",
     "printable.rs",
     "key.rs",
@@ -20,6 +20,18 @@ const CORE: [&str; 38] = [
     "certificate/declare.rs",
     "plan.rs",
     "plan",
+    "preflight.rs",
+    "preflight/access.rs",
+    "preflight/admission.rs",
+    "preflight/blame.rs",
+    "preflight/daemon.rs",
+    "preflight/dns.rs",
+    "preflight/facilities.rs",
+    "preflight/namespaces.rs",
+    "preflight/pods.rs",
+    "preflight/role.rs",
+    "preflight/schema.rs",
+    "preflight/storage.rs",
     "provisioner/project.rs",
     "readiness.rs",
     "readiness",

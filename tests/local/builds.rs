@@ -77,6 +77,12 @@ pub(crate) async fn names_below_a_domain_lead_there_too(machine: Arc<Machine>) -
     for (field, file) in [("ca", "ca.pem"), ("cert", "cert.pem"), ("key", "key.pem")] {
         ensure!(json[field] == std::fs::read_to_string(farm.state.join("certs/client").join(file))?, "{field}");
     }
+    // This host needs no DNS for it.
+    let context = farm.state.with_extension("context");
+    std::fs::create_dir_all(&context)?;
+    std::fs::write(context.join("Dockerfile"), "FROM scratch\nCOPY Dockerfile /\n")?;
+    let context = context.display().to_string();
+    printed(farm.run("build", &["--repo", REPO, "--builder", "buildctl", &context])?)?;
     // Nobody's name, and no name at an address that is nobody's.
     let refused = tokio::process::Command::from(farm.buildctl(&by_address, "named", 0.1)?).output().await?;
     ensure!(!refused.status.success(), "an address that belongs to no project was served");
@@ -109,5 +115,20 @@ pub(crate) async fn untrusted_builds_are_refused_unless_they_are_allowed(machine
     let again = farm.route(REPO)?;
     let apart = farm.build(&again.endpoint, "of-the-fork").await?;
     ensure!(!cached(&apart), "the fork wrote to the cache of its project:\n{apart}");
+    farm.complete(&again)?;
+
+    // An `up` that was not told to starts no fork that is still wanted.
+    let fork = farm.route_as(REPO, true)?;
+    farm.complete(&fork)?;
+    farm.stop().await?;
+    farm.set_flags(&[]);
+    farm.start().await?;
+    let routed = farm.route(REPO)?;
+    let mut dialled = farm.buildctl(&fork.endpoint, "fork", 0.1)?.spawn()?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let keys: Vec<_> = farm.daemons().into_iter().map(|(_, key)| key).collect();
+    ensure!(keys == [routed.key], "{keys:?}");
+    dialled.kill()?;
+    dialled.wait()?;
     Ok(())
 }

@@ -103,6 +103,21 @@ pub(crate) async fn each_daemon_has_its_own_and_ends_with_all_that_is_in_it(
     Ok(())
 }
 
+pub(crate) async fn v2_alone_will_do(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::new(&machine.tools, Who::Root, &[])?;
+    farm.see_only_v2();
+    ends_with_its_cgroup(&mut farm, Who::Root).await?;
+    // It is that hierarchy which the daemon is in, and no other.
+    let routed = farm.route(REPO)?;
+    let [(daemon, _)] = farm.daemons()[..] else { anyhow::bail!("{:?}", farm.daemons()) };
+    let own = std::fs::read_to_string(format!("/proc/{daemon}/cgroup"))?;
+    let within: Vec<_> = own.lines().filter(|line| line.contains(farm.cgroup())).collect();
+    let end = format!("/{}/daemon", routed.key);
+    ensure!(matches!(within[..], [line] if line.starts_with("0::") && line.ends_with(&end)), "{own}");
+    farm.complete(&routed)?;
+    farm.stop().await
+}
+
 pub(crate) async fn an_ordinary_user_has_some_where_it_may_make_them(machine: Arc<Machine>) -> anyhow::Result<()> {
     let mut farm = Farm::new(&machine.tools, Who::Ordinary, &[])?;
     // As systemd delegates: the folder and the files that move processes are the user's, and it begins within.

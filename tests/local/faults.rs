@@ -179,3 +179,54 @@ pub(crate) async fn a_clock_that_was_put_back_is_told_and_keeps_no_daemon(machin
     farm.start().await?;
     farm.until("the daemon goes to zero", Duration::from_secs(30), |farm| Ok(farm.daemons().is_empty())).await
 }
+
+pub(crate) async fn flags_that_cannot_work_are_refused_at_once(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::new(&machine.tools, Who::Root, &[])?;
+    farm.ports.daemon = 0;
+    let output = farm.up_command().output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(2) && said.contains("--daemon-port 0"), "{output:?}");
+    for (flags, code, words) in [
+        (&["--auth-token=x", "--auth-open"][..], 2, "--auth-open lets everybody call"),
+        (&["--cache-budget=0"], 2, "want more than 0 bytes"),
+        (&["--buildkit=/bin/ls"], 2, "/bin/ls\" is no buildkitd: asked"),
+    ] {
+        let farm = Farm::new(&machine.tools, Who::Root, &[])?;
+        let mut command = farm.up_command();
+        let output = command.args(flags).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(code) && said.contains(words), "{flags:?}: {output:?}");
+    }
+    for text in ["hunter2\nhunter3\n", "hunter2 hunter3\n"] {
+        let farm = Farm::new(&machine.tools, Who::Root, &[])?;
+        std::fs::write(farm.state.join("token"), text)?;
+        let output = farm.up_command().output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(!output.status.success() && said.contains("holds several lines, blanks"), "{output:?}");
+        ensure!(said.contains("hint: ") && !said.contains("hunter"), "{said}");
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_given_token_is_handed_to_clients_on_the_host(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::up(&machine.tools, Who::Root, &["--auth-token=a-given-token"]).await?;
+    let handed = farm.state.join("run/token");
+    ensure!(std::fs::metadata(&handed)?.permissions().mode() & 0o777 == 0o600);
+    let credentials = crate::host::printed(farm.run("credentials", &["--format=json"])?)?;
+    ensure!(credentials.contains("\"a-given-token\""), "{credentials}");
+    let context = farm.state.with_extension("context");
+    std::fs::create_dir_all(&context)?;
+    std::fs::write(context.join("Dockerfile"), "FROM scratch\nCOPY Dockerfile /\n")?;
+    let context = context.display().to_string();
+    crate::host::printed(farm.run("build", &["--repo", REPO, "--builder", "buildctl", &context])?)?;
+    let (status, said) = farm.request_as("a-given-token", "GET", "/projects", "")?;
+    ensure!(status == 200, "{status} {said}");
+    farm.stop().await?;
+    ensure!(!handed.exists());
+    farm.set_flags(&[]);
+    farm.start().await?;
+    let credentials = crate::host::printed(farm.run("credentials", &["--format=json"])?)?;
+    ensure!(!credentials.contains("a-given-token"), "{credentials}");
+    ensure!(farm.request_as("a-given-token", "GET", "/projects", "")?.0 == 401);
+    Ok(())
+}

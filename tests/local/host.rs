@@ -50,6 +50,9 @@ pub(crate) fn furnish(tools: &Tools) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Becomes the rest of the command line where cgroups are as on a machine that has v2 alone.
+const ONLY_V2: &str = "umount -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec \"$@\"";
+
 /// Who runs the farm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
@@ -69,6 +72,9 @@ pub(crate) struct Farm {
     /// Below the mount points, where its cgroups are; and whether `up` itself begins there.
     cgroup: String,
     within: bool,
+    only_v2: bool,
+    program: PathBuf,
+    env: Vec<(&'static str, PathBuf)>,
 }
 
 /// Each farm has its own.
@@ -110,7 +116,9 @@ impl Farm {
         let flags = flags.iter().map(OsString::from).collect();
         let (buildctl, buildx) = (tools.file("buildctl"), tools.file("buildx"));
         let cgroup = format!("{}/s{n}", sandbox::cgroup());
-        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within: false })
+        let program = Path::new(PROGRAMS).join("bko-install");
+        let (within, only_v2, env) = (false, false, vec![]);
+        Ok(Self { state, ports, who, flags, child: None, buildctl, buildx, cgroup, within, only_v2, program, env })
     }
 
     /// A farm that is up.
@@ -130,13 +138,18 @@ impl Farm {
         (self.cgroup, self.within) = (cgroup.to_owned(), true);
     }
 
+    /// `up` sees no cgroups but those of v2, whatever else this machine has.
+    pub(crate) fn see_only_v2(&mut self) {
+        self.only_v2 = true;
+    }
+
     /// Other flags, from its next start on.
     pub(crate) fn set_flags(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(OsString::from).collect();
     }
 
     fn command(&self, verb: &str) -> Command {
-        let program = Path::new(PROGRAMS).join("bko-install");
+        let program = &self.program;
         let enter = format!(
             "for f in /sys/fs/cgroup/*/{0}/cgroup.procs /sys/fs/cgroup/{0}/cgroup.procs; do \
             [ ! -f $f ] || echo 0 >$f; done; exec \"$@\"",
@@ -150,6 +163,11 @@ impl Farm {
                 command.arg(program);
                 command
             }
+            Who::Root if self.only_v2 && verb == "up" => {
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "sh", "-c", ONLY_V2, "sh"]).arg(program);
+                command
+            }
             Who::Root => Command::new(program),
             Who::Ordinary => {
                 let mut command = Command::new("setpriv");
@@ -158,10 +176,26 @@ impl Farm {
                 command
             }
         };
-        let path = format!("{PROGRAMS}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
-        command.env_clear().env("PATH", path).env("HOME", "/tmp/hostpath_pv/home");
-        command.arg(verb).arg("--state-dir").arg(&self.state).stdin(Stdio::null());
+        furnished(&mut command).envs(self.env.iter().cloned());
+        command.arg(verb).arg("--state-dir").arg(&self.state);
         command
+    }
+
+    /// A command of somebody who does not know where the state is.
+    pub(crate) fn elsewhere(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        furnished(&mut command).arg(verb);
+        command
+    }
+
+    /// Another executable, from its next start on.
+    pub(crate) fn use_program(&mut self, program: &Path) {
+        program.clone_into(&mut self.program);
+    }
+
+    /// Variables of its environment.
+    pub(crate) fn set_env(&mut self, env: &[(&'static str, &Path)]) {
+        self.env = env.iter().map(|(name, value)| (*name, value.to_path_buf())).collect();
     }
 
     /// `up`, with flags of this farm and others.
@@ -178,9 +212,16 @@ impl Farm {
         command
     }
 
+    /// Another command about this farm, to be run.
+    pub(crate) fn prepared(&self, verb: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command(verb);
+        command.args(arguments);
+        command
+    }
+
     /// Another command about this farm.
     pub(crate) fn run(&self, verb: &str, arguments: &[&str]) -> anyhow::Result<Output> {
-        self.command(verb).args(arguments).output().context("running bko-install")
+        self.prepared(verb, arguments).output().context("running bko-install")
     }
 
     /// Starts it, and returns when the routing API answers.
@@ -266,7 +307,14 @@ impl Farm {
         self.request_as(&token, method, path, body)
     }
 
-    fn request_as(&self, token: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+    /// One request with a token; status and body.
+    pub(crate) fn request_as(
+        &self,
+        token: &str,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> anyhow::Result<(u16, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.ports.api))?;
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         write!(
@@ -402,6 +450,11 @@ impl Drop for Farm {
             }
         }
     }
+}
+
+fn furnished(command: &mut Command) -> &mut Command {
+    let path = format!("{PROGRAMS}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+    command.env_clear().env("PATH", path).env("HOME", "/tmp/hostpath_pv/home").stdin(Stdio::null())
 }
 
 /// A folder to build: `name` makes its step one of its own.

@@ -124,6 +124,9 @@ pub(crate) async fn a_daemon_that_dies_is_started_again(machine: Arc<Machine>) -
         .await?;
         let again = farm.build(&routed.endpoint, "dies").await?;
         ensure!(cached(&again), "{who:?}: {again}");
+        // Off a terminal there is a line for that, too: the second that it is warm.
+        let warm = format!("Z  {REPO}  warm");
+        farm.until("a line tells of it", SOON, |farm| Ok(farm.said().matches(&warm).count() >= 2)).await?;
     }
     Ok(())
 }

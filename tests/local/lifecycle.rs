@@ -136,6 +136,69 @@ pub(crate) async fn the_least_recently_used_cache_makes_room(machine: Arc<Machin
     farm.until("the old cache has given half of it", SOON, |farm| Ok(left(farm)? <= sizes[0] / 2)).await
 }
 
+pub(crate) async fn cut_builds_end_at_once_and_stay_away(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
+    for (verb, name) in [("stop", "cut-by-stop"), ("rm", "cut-by-rm")] {
+        let routed = farm.route(REPO)?;
+        let key = routed.key.as_str();
+        let mut command = tokio::process::Command::from(farm.buildctl(&routed.endpoint, name, 100.0)?);
+        let mut build = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        farm.until("the build runs", SOON, |farm| {
+            Ok(farm.project(key)?.summary.active_builds.is_some_and(|active| !active.is_empty()))
+        })
+        .await?;
+        let refused = farm.run(verb, &[key])?;
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(refused.status.code() == Some(5) && said.contains("1 build is in flight"), "{refused:?}");
+        let begun = Instant::now();
+        crate::host::printed(farm.run(verb, &["--cut-builds", key])?)?;
+        ensure!(begun.elapsed() < Duration::from_secs(6), "{verb} took {:?}", begun.elapsed());
+        ensure!(farm.daemons().is_empty(), "{verb} returned before the daemon had ended");
+        ensure!(!farm.is_registered(&routed)?, "the entry of a build that was cut is kept");
+        ensure!(!build.wait().await?.success());
+        // Who was cut dials again.
+        let mut dialled = farm.buildctl(&routed.endpoint, name, 0.1)?.spawn()?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        ensure!(farm.daemons().is_empty(), "a dial after {verb} woke it\n{}", farm.said());
+        dialled.kill()?;
+        dialled.wait()?;
+    }
+    // Another project is not held up by that.
+    let routed = farm.route("github.com/acme/other")?;
+    farm.build(&routed.endpoint, "after-the-cut").await.map(drop)
+}
+
+pub(crate) async fn an_entry_that_nobody_uses_does_not_hold_the_end(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let mut farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
+    let routed = farm.route(REPO)?;
+    farm.signal(Signal::INT)?;
+    let told = format!("bko-install stop {} --cut-builds --state-dir", routed.key);
+    farm.until("it says what it waits for", SOON, |farm| Ok(farm.said().contains(&told))).await?;
+    farm.until("up ends", Duration::from_secs(60), |farm| Ok(farm.ended()?.is_some())).await?;
+    ensure!(farm.daemons().is_empty() && farm.said().contains("releasing entries that nobody uses"), "{}", farm.said());
+    Ok(())
+}
+
+pub(crate) async fn what_is_removed_is_removed_whoever_routes_meanwhile(machine: Arc<Machine>) -> anyhow::Result<()> {
+    let farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
+    for round in 0..10 {
+        let routed = farm.route(REPO)?;
+        let marker = farm.state.join("caches").join(&routed.key).join("marker");
+        std::fs::write(&marker, "")?;
+        let (key, mut command) = (routed.key.clone(), farm.prepared("rm", &["--cut-builds", &routed.key]));
+        let removing = std::thread::spawn(move || command.output());
+        let mut answered = 0;
+        while !removing.is_finished() {
+            answered += usize::from(farm.route(REPO).is_ok());
+        }
+        let removed = removing.join().ok().context("a thread died")??;
+        ensure!(removed.status.success(), "{removed:?}");
+        ensure!(!marker.exists(), "round {round}: \"removed {key}\", and its cache is there; {answered} routes");
+    }
+    let routed = farm.route(REPO)?;
+    farm.build(&routed.endpoint, "removed").await.map(drop)
+}
+
 pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine>) -> anyhow::Result<()> {
     let mut farm = Farm::up(&machine.tools, Who::Root, &[]).await?;
     let routed = farm.route(REPO)?;
@@ -145,8 +208,8 @@ pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine
     ensure!(refused.status.code() == Some(5), "{refused:?}");
     ensure!(farm.run("rm", &[key])?.status.code() == Some(5));
     farm.complete(&routed)?;
-    // Its daemon says a moment after the client that the build has ended.
-    farm.until("the daemon may stop", SOON, |farm| Ok(farm.run("stop", &[key])?.status.success())).await?;
+    // Its daemon says a moment after the client that the build has ended: that is waited for.
+    crate::host::printed(farm.run("stop", &[key])?)?;
     farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
     let logs = farm.run("logs", &[key])?;
     ensure!(String::from_utf8_lossy(&logs.stdout).contains("running server on"), "{logs:?}");
@@ -162,7 +225,13 @@ pub(crate) async fn stop_logs_rm_and_prune_do_what_they_say(machine: Arc<Machine
     farm.until("the daemon goes to zero", SOON, |farm| Ok(farm.daemons().is_empty())).await?;
     ensure!(farm.run("prune", &[key])?.status.success() && !farm.state.join("caches").join(key).exists());
     ensure!(farm.run("prune", &[])?.status.success());
-    ensure!(farm.run("rm", &[key])?.status.success());
+    let again = farm.route(REPO)?;
+    farm.complete(&again)?;
+    // It is not said to be removed before its daemon and cache have gone, however long that takes.
+    let late = farm.run("rm", &["--wait=0s", key])?;
+    let said = String::from_utf8_lossy(&late.stderr);
+    ensure!(late.status.code() == Some(1) && said.contains("but not yet its cache"), "{late:?}");
+    ensure!(!said.contains(&format!("removed {key}")), "{said}");
     farm.until("everything has gone", SOON, |farm| {
         Ok(farm.projects()?.projects.is_empty() && !farm.state.join("daemons").join(key).exists())
     })

@@ -11,9 +11,13 @@ mod shared {
 
 mod builds;
 mod cgroups;
+mod clock;
 mod faults;
 mod fetch;
 mod host;
+mod identities;
+#[path = "../vectors/issuer.rs"]
+mod issuer;
 mod killed;
 mod lifecycle;
 mod mounts;
@@ -47,6 +51,7 @@ impl harness::Tier for Machine {
         "newuidmap",
         "busybox",
         "setpriv",
+        "cc",
     ];
 
     async fn start(tools: Arc<Tools>) -> anyhow::Result<Self> {
@@ -66,11 +71,16 @@ fn tests() -> Vec<Test<Machine>> {
         test!(lifecycle::a_build_that_nobody_registered_keeps_its_daemon),
         test!(lifecycle::ctrl_c_lets_builds_end_first),
         test!(lifecycle::the_least_recently_used_cache_makes_room),
+        test!(lifecycle::cut_builds_end_at_once_and_stay_away),
+        test!(lifecycle::an_entry_that_nobody_uses_does_not_hold_the_end),
+        test!(lifecycle::what_is_removed_is_removed_whoever_routes_meanwhile),
         test!(lifecycle::stop_logs_rm_and_prune_do_what_they_say),
         test!(killed::whoever_is_killed_nothing_is_lost).serial().limit(Duration::from_secs(900)),
         test!(killed::a_daemon_that_no_project_knows_of_is_ended),
         test!(killed::a_daemon_that_dies_is_started_again),
         test!(faults::the_second_on_a_folder_is_told_who_has_it),
+        test!(faults::flags_that_cannot_work_are_refused_at_once),
+        test!(faults::a_given_token_is_handed_to_clients_on_the_host),
         test!(faults::a_taken_port_is_named_with_its_flag),
         test!(faults::a_daemon_that_cannot_start_is_told_with_its_last_word),
         test!(faults::a_state_folder_is_its_owners_alone),
@@ -78,7 +88,10 @@ fn tests() -> Vec<Test<Machine>> {
         test!(faults::a_damaged_state_is_told_and_caches_are_found_again),
         test!(faults::a_full_disk_refuses_routes_and_loses_nothing),
         test!(faults::a_clock_that_was_put_back_is_told_and_keeps_no_daemon),
+        test!(clock::a_clock_that_jumps_under_a_running_farm_cuts_nothing_and_loses_nothing),
+        test!(identities::a_job_builds_with_its_identity_and_nothing_else),
         test!(cgroups::each_daemon_has_its_own_and_ends_with_all_that_is_in_it),
+        test!(cgroups::v2_alone_will_do),
         test!(cgroups::an_ordinary_user_has_some_where_it_may_make_them),
         test!(mounts::what_a_killed_daemon_left_is_in_nobodys_way).limit(Duration::from_secs(240)),
         test!(mounts::a_cache_that_cannot_be_removed_keeps_nothing_down),

@@ -73,6 +73,8 @@ pub(crate) async fn every_file_system_keeps_and_copies_caches(machine: Arc<Machi
         ensure!(cached(&farm.build(&fork.endpoint, "stored").await?), "{name}: the fork began without a cache");
         farm.complete(&fork)?;
         farm.complete(&own)?;
+        printed(farm.run("rm", &["--cut-builds", &key])?)?;
+        ensure!(!snapshots.exists() && !farm.state.join("caches").join(&key).exists(), "{name}: rm left a part");
         farm.stop().await?;
         printed(Command::new("umount").arg(&folder).output()?)?;
     }

@@ -4,14 +4,16 @@ use crate::cli::access::{self, RENEW};
 use crate::cli::exit::{Code, Failure};
 use crate::client::builder::{FindError, Unsupported};
 use crate::client::{ApiError, BuildError, DialError, Shown};
+use crate::local::control::Info;
 
-pub(super) fn failure(error: BuildError, shown: Shown) -> Failure {
+/// `local`: of the farm on this host.
+pub(super) fn failure(error: BuildError, shown: Shown, local: Option<&Info>) -> Failure {
     let code = match &error {
         BuildError::NotInTime { .. } => Code::NotReady,
         BuildError::Unsupported(_) | BuildError::Tls(_) => Code::Usage,
         _ => Code::Failed,
     };
-    let hint = hint(&error, shown);
+    let hint = hint(&error, shown, local);
     Failure { hint, ..Failure::new(code, error) }
 }
 
@@ -28,10 +30,15 @@ pub(super) fn no_builder(error: FindError) -> Failure {
     )
 }
 
-fn hint(error: &BuildError, shown: Shown) -> Option<String> {
+fn hint(error: &BuildError, shown: Shown, local: Option<&Info>) -> Option<String> {
+    let state = local.map(Info::state_flag).unwrap_or_default();
     Some(match error {
         BuildError::Refused { source, .. } => return access::hint(source, shown),
         BuildError::NotInTime { source: Some(source), .. } => match source {
+            ApiError::Refused { .. } if local.is_some() => format!(
+                "allow more time with --route-wait; `bko-install logs KEY{state}` prints what its daemon says, and \
+                 `bko-install ps --all{state}` the keys"
+            ),
             ApiError::Refused { .. } => {
                 "allow more time with --route-wait; `kubectl get buildprojects` says what daemons wait for".into()
             }
@@ -51,6 +58,9 @@ fn hint(error: &BuildError, shown: Shown) -> Option<String> {
         BuildError::Dial { source: DialError::Refused { .. }, .. } => {
             format!("it has expired, or comes from another farm; {RENEW}")
         }
+        BuildError::Dial { source: DialError::Away { .. }, key } if local.is_some() => {
+            format!("`bko-install ps{state}` says whether it is up, `bko-install logs {key}{state}` what it says")
+        }
         BuildError::Dial { source: DialError::Away { .. }, .. } => {
             "is the gateway's port open to you? `bko-install cluster status` says whether it is ready".into()
         }
@@ -58,4 +68,53 @@ fn hint(error: &BuildError, shown: Shown) -> Option<String> {
         BuildError::Unsupported(_) => BUILDX.into(),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    fn info() -> Info {
+        Info {
+            pid: 1,
+            state: "/my farm".into(),
+            usual: false,
+            api: String::new(),
+            port: 1,
+            token: None,
+            certificates: "/c".into(),
+            domain: None,
+            gateway: None,
+            buildkit: String::new(),
+            storage: String::new(),
+        }
+    }
+
+    fn refused(status: StatusCode, text: &str) -> ApiError {
+        ApiError::Refused { status, text: text.into(), retry_after: None, waiting_for: None }
+    }
+
+    #[test]
+    fn hints_speak_of_the_farm_that_was_asked() {
+        let late = BuildError::NotInTime {
+            what: "x".into(),
+            waited: std::time::Duration::ZERO,
+            source: Some(refused(StatusCode::SERVICE_UNAVAILABLE, "not ready")),
+        };
+        let (local, cluster) = (hint(&late, Shown::Token, Some(&info())), hint(&late, Shown::Token, None));
+        assert!(local.unwrap().contains("`bko-install logs KEY --state-dir '/my farm'`"));
+        assert!(cluster.unwrap().contains("kubectl"));
+    }
+
+    #[test]
+    fn a_403_with_a_reason_has_no_other() {
+        let hint = |text| {
+            let source = refused(StatusCode::FORBIDDEN, text);
+            hint(&BuildError::Refused { what: "x".into(), source }, Shown::Token, Some(&info()))
+        };
+        assert_eq!(hint("untrusted builds are not isolated from others on this host"), None);
+        assert!(hint("Forbidden").unwrap().contains("docs/identity.md"));
+    }
 }

@@ -35,6 +35,9 @@ pub struct InitArgs {
     /// Which components.
     #[command(flatten)]
     pub choice: ChoiceArgs,
+    /// Install although checks of the cluster fail; what they find is a warning then
+    #[arg(long)]
+    pub skip_checks: bool,
     /// Kill the process there: intent, apply:N or level:rcN
     #[arg(long, hide = true, value_name = "POINT")]
     pub stop_after: Option<StopPoint>,
@@ -97,7 +100,8 @@ async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
     let port = wanted.values.get("gateway.externalPort").and_then(Value::as_i64).unwrap_or_default();
     let namespace = wanted.rendered.operator_namespace.clone();
     let route = format!("http://buildkit-operator-buildd.{namespace}.svc.{}:8080/route", text("clusterDomain"));
-    let options = Options { stop_after: args.stop_after, ..options(args.allow, &args.choice, &wanted.rendered)? };
+    let (stop_after, skip_checks) = (args.stop_after, args.skip_checks);
+    let options = Options { stop_after, skip_checks, ..options(args.allow, &args.choice, &wanted.rendered)? };
     let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
     let plan = install::init(&cluster, &installation).await.map_err(session::failure)?;
     let installed = Installed {

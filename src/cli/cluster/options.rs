@@ -47,5 +47,5 @@ pub(super) fn options(allow: AllowArgs, choice: &ChoiceArgs, rendered: &Rendered
     }
     let AllowArgs { adopt, force_conflicts, confirm_prune } = allow;
     let (only, skip) = (choice.only.clone(), choice.skip.clone());
-    Ok(Options { force_conflicts, adopt, confirm_prune, only, skip, stop_after: None })
+    Ok(Options { force_conflicts, adopt, confirm_prune, only, skip, ..Options::default() })
 }

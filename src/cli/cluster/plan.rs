@@ -10,8 +10,9 @@ use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
 use super::options::{AllowArgs, ChoiceArgs, options};
 use super::{LimitArgs, bundle, session};
-use crate::install::{self, Installation};
+use crate::install::{self, InstallError, Installation, Refusal, Reviewed};
 use crate::plan::{Action, Plan};
+use crate::preflight::Verdict;
 
 /// Print what `init` would do.
 #[derive(Debug, Args)]
@@ -41,12 +42,19 @@ pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> 
     let wanted = bundle::wanted(&cluster, &args.bundle).await?;
     let options = options(args.allow, &args.choice, &wanted.rendered)?;
     let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
-    let plan = install::prepare(&cluster, &installation).await.map_err(session::failure)?.plan;
+    let prepared = install::prepare(&cluster, &installation).await.map(|prepared| (prepared.plan, prepared.installed));
+    let Reviewed { plan, report: checks } =
+        install::review(&cluster, &installation, prepared).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&plan)?,
         Output::Text => report::print(&text(&plan, global.verbose)?)?,
     }
-    if plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) }
+    checks.with(Verdict::Warn).for_each(|finding| report::message(global, &finding.to_string()));
+    match (Refusal::of(&checks), plan.is_empty()) {
+        (Some(refusal), _) => Err(session::failure(InstallError::Preflight(Box::new(refusal)))),
+        (None, true) => Ok(()),
+        (None, false) => Err(Failure::silent(Code::ChangesPending)),
+    }
 }
 
 /// The plan; with `-v`, whole manifests of what will be created.

@@ -73,6 +73,10 @@ pub(super) fn failure(error: InstallError) -> Failure {
             let hint = error.hint();
             with_hint(Failure::new(Code::Failed, error), hint)
         }
+        InstallError::Preflight(refusal) => {
+            let hint = refusal.hint();
+            Failure::new(Code::Failed, *refusal).hint(hint)
+        }
         InstallError::Record(error) => record(error),
         InstallError::Lock(error) => lock(error),
         InstallError::Wait(error) => wait(error),

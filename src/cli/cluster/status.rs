@@ -8,7 +8,7 @@ use clap::Args;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
 use super::{LimitArgs, WhereArgs, bundle, session};
-use crate::install::{self, ComponentStatus, Installation, Options, Status};
+use crate::install::{self, ComponentStatus, Installation, Status};
 use crate::plan::Progress;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,8 +37,7 @@ pub(super) async fn run(args: StatusArgs, global: &Global) -> Result<(), Failure
         return Err(Failure::new(Code::NotReady, error).hint("install it with `bko-install cluster init`"));
     };
     let Some(record) = wanted.record else { return Err(Failure::silent(Code::NotReady)) };
-    let installation =
-        Installation { rendered: wanted.rendered, settings: wanted.settings, options: Options::default() };
+    let installation = Installation::of(wanted.rendered, wanted.settings);
     let status = install::status(&cluster, &installation, &record).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&status)?,

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::defaults::{DefaultsFault, ProjectDefaults};
 use super::scheduling::Scheduling;
-use super::settings::{DAEMON_IMAGE, Sandbox, Settings};
+use super::settings::{CacheKind, DAEMON_IMAGE, Sandbox, Settings};
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 use crate::profile::syntax::{is_host, is_quantity};
 use crate::runtime::clock::Clock;
@@ -63,6 +63,10 @@ pub struct FarmArgs {
     /// StorageClass of new projects; empty for the cluster's default
     #[arg(long, value_name = "NAME", default_value = "")]
     pub default_storage_class: String,
+    /// Where daemons keep their caches: pvc, on a volume each, or emptyDir, on the disk of the node, which every scale
+    /// to zero loses
+    #[arg(long, value_enum, value_name = "KIND", default_value = "pvc")]
+    pub cache_kind: CacheKind,
     /// Cache size of new projects, in GiB
     #[arg(long, value_name = "GIB", default_value_t = 60, value_parser = clap::value_parser!(i32).range(1..))]
     pub cache_volume_gi: i32,
@@ -157,6 +161,7 @@ impl TryFrom<&FarmArgs> for Settings {
             companion: some(&args.companion_image).filter(|_| args.companion),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),
+            cache_kind: args.cache_kind,
             cache_volume_gi: args.cache_volume_gi,
             idle: Duration::from_secs(args.idle_seconds.into()),
             project_defaults: defaults.unwrap_or_default(),

@@ -7,6 +7,7 @@ pub mod pod;
 pub mod profile;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{
     StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec, StatefulSetUpdateStrategy,
@@ -21,7 +22,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::Resource;
 use sha2::{Digest, Sha256};
 
-use super::settings::Settings;
+use super::settings::{CacheKind, Settings};
 use super::validate::Valid;
 use crate::names::GROUP;
 use config::Base;
@@ -86,6 +87,21 @@ pub fn build(project: &Valid<'_>, settings: &Settings, base: &Base) -> Resources
     Resources { stateful_set: stateful_set(project, settings, base), service: service(project, settings) }
 }
 
+/// The settings for a daemon that may exist already: it keeps its cache where
+/// it was made, since the claims of a StatefulSet can never be changed.
+pub fn as_made(settings: &Arc<Settings>, live: Option<&StatefulSet>) -> Arc<Settings> {
+    let claims = live.and_then(|set| set.spec.as_ref()).map(|spec| spec.volume_claim_templates.is_some());
+    let made = match claims {
+        None => return settings.clone(),
+        Some(true) => CacheKind::Pvc,
+        Some(false) => CacheKind::EmptyDir,
+    };
+    if made == settings.cache_kind {
+        return settings.clone();
+    }
+    Arc::new(Settings { cache_kind: made, ..Settings::clone(settings) })
+}
+
 /// Labels of every object of a daemon; also its selector.
 pub fn labels(project: &Valid<'_>) -> BTreeMap<String, String> {
     BTreeMap::from([
@@ -133,7 +149,7 @@ fn stateful_set(project: &Valid<'_>, settings: &Settings, base: &Base) -> Statef
                 type_: Some("RollingUpdate".to_owned()),
                 ..StatefulSetUpdateStrategy::default()
             }),
-            volume_claim_templates: Some(vec![cache_claim(project)]),
+            volume_claim_templates: (settings.cache_kind == CacheKind::Pvc).then(|| vec![cache_claim(project)]),
             template,
             ..StatefulSetSpec::default()
         }),

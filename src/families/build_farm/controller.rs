@@ -181,7 +181,8 @@ async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<A
         Err(invalid) => return ctx.report_invalid(&project, &invalid).await,
     };
     let (base, fault) = ctx.view.base();
-    let resources = build::build(&valid, &ctx.settings, &base);
+    let live = ctx.view.stateful_set(&valid.key, &valid.project.metadata);
+    let resources = build::build(&valid, &build::as_made(&ctx.settings, live.as_deref()), &base);
     let Some(scaled) = ctx.apply(&valid, resources).await? else { return Ok(Action::await_change()) };
     let now = ctx.settings.clock.now();
     let guard = ctx.guard(&valid, scaled.replicas, now).await;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use super::defaults::ProjectDefaults;
 use super::scheduling::Scheduling;
 use crate::runtime::clock::Clock;
@@ -29,6 +31,8 @@ pub struct Settings {
     pub certs_secret: String,
     /// StorageClass stamped on new projects; the cluster's default when absent.
     pub storage_class: Option<String>,
+    /// Where caches are kept.
+    pub cache_kind: CacheKind,
     /// Cache size stamped on new projects, in GiB.
     pub cache_volume_gi: i32,
     /// Idle timeout stamped on new projects.
@@ -70,6 +74,7 @@ impl Default for Settings {
             companion: None,
             certs_secret: "buildkit-daemon-certs".to_owned(),
             storage_class: None,
+            cache_kind: CacheKind::default(),
             cache_volume_gi: 60,
             idle: Duration::from_secs(900),
             project_defaults: ProjectDefaults::default(),
@@ -85,6 +90,17 @@ impl Default for Settings {
             clock: Clock::default(),
         }
     }
+}
+
+/// Where a daemon keeps its cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CacheKind {
+    /// A volume of its own, which outlives its pods.
+    #[default]
+    Pvc,
+    /// The disk of its node: every scale to zero loses it.
+    #[value(name = "emptyDir")]
+    EmptyDir,
 }
 
 /// A machine of its own for every daemon of untrusted builds.

@@ -1,6 +1,6 @@
 //! What flags of `bko-install up` may be set to, read and written. Pure.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -55,6 +55,19 @@ pub enum GatewayListen {
     Address(ListenAddress),
 }
 
+impl GatewayListen {
+    /// Where it is reached from this host.
+    pub fn from_here(self) -> IpAddr {
+        match self {
+            Self::Address(ListenAddress::One(address)) if address.ip().is_unspecified() && address.is_ipv6() => {
+                Ipv6Addr::LOCALHOST.into()
+            }
+            Self::Address(ListenAddress::One(address)) if !address.ip().is_unspecified() => address.ip(),
+            _ => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+}
+
 impl FromStr for GatewayListen {
     type Err = ParseListenAddress;
 
@@ -91,7 +104,10 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
         _ => return Err("want a number of bytes, such as 200Gi".to_owned()),
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    number.ok_or_else(|| "want a number of bytes, such as 200Gi".to_owned())
+    match number {
+        Some(0) => Err("want more than 0 bytes; leave it out for no bound".to_owned()),
+        number => number.ok_or_else(|| "want a number of bytes, such as 200Gi".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -117,7 +133,7 @@ mod tests {
     #[test]
     fn bytes_have_units() {
         assert_eq!(["7", "2Ki", "3Mi", "200Gi", "1Ti"].map(bytes), [7, 2 << 10, 3 << 20, 200 << 30, 1 << 40].map(Ok));
-        for text in ["", "Gi", "1G", "1.5Gi", "-1", "99999999Ti"] {
+        for text in ["", "Gi", "1G", "1.5Gi", "-1", "99999999Ti", "0", "0Gi"] {
             assert!(bytes(text).is_err(), "{text:?}");
         }
     }

@@ -61,6 +61,9 @@ impl Keepers {
 
     /// Whether a project has more than its record. One whose record has gone still has files.
     fn needed(&self, key: &ProjectKey) -> bool {
+        if self.core.index.removals(key.as_str()) > 0 {
+            return true;
+        }
         let Some(record) = self.core.index.get(key.as_str()) else {
             return self.core.common.layout.daemon(key.as_str()).exists();
         };

@@ -19,13 +19,19 @@ use crate::local::writer::{Change, WriteError};
 use crate::provisioner::project::CacheRoom;
 
 /// A daemon that does not end by then is killed. It lets solves finish, and none runs.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The same where somebody wants its builds to end.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// When a daemon that was busy is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// When it is while the farm ends: somebody waits for that.
 const DRAINING: Duration = Duration::from_millis(500);
+
+/// While the farm ends, an entry that neither a build nor a stream has stood behind for this long counts no more.
+const DRAINING_UNUSED: Duration = Duration::from_secs(30);
 
 /// When entries that a build or a stream stands behind are looked at again.
 const STILL_USED: Duration = Duration::from_secs(60);
@@ -47,7 +53,7 @@ impl Keeper {
         let key = self.key.clone();
         self.note_builds().await?;
         // What is forced is cut whatever runs there.
-        let forced = matches!(closing, Closing::Force(_)) || self.core.is_cut(key.as_str());
+        let forced = matches!(closing, Closing::Force(_));
         if !forced && let Verdict::Busy(why) = self.look() {
             if record.project.status_or_default().gate.closed {
                 self.reopen(record).await?;
@@ -86,8 +92,9 @@ impl Keeper {
             let status = record.project.status_or_default();
             let mut entries = lifecycle::live_entries(&status, self.core.settings.max_build, Timestamp::now());
             if entries.next().is_some() {
-                self.expire_unused(record, Timestamp::now()).await?;
-                return Ok(Next::Wait(Some(LOOK_AGAIN)));
+                let age = self.core.settings.unused_entry.map_or(DRAINING_UNUSED, |age| age.min(DRAINING_UNUSED));
+                let again = self.expire_unused(record, Timestamp::now(), Some(age)).await?;
+                return Ok(Next::Wait(Some(again.map_or(LOOK_AGAIN, |again| again.min(LOOK_AGAIN)))));
             }
             if let Verdict::Busy(why) = self.look() {
                 return Ok(self.deferred(&why, DRAINING));
@@ -97,11 +104,26 @@ impl Keeper {
         Ok(Next::Rest)
     }
 
+    /// Somebody ends it, whatever runs there.
+    pub(super) async fn cut(&mut self, record: &Record) -> Result<Next, WriteError> {
+        if self.running.is_some() {
+            self.stop(record).await?;
+            tracing::info!(project.key = self.key.as_str(), "stopped, with its builds");
+        }
+        self.core.uncut(self.key.as_str());
+        Ok(Next::Again)
+    }
+
+    /// How long the daemon may take to end.
+    pub(super) fn patience(&self) -> Duration {
+        let cut = self.core.cutting.is_cancelled() || self.core.is_cut(self.key.as_str());
+        if cut { GRACE } else { PATIENCE }
+    }
+
     async fn stop(&mut self, record: &Record) -> Result<(), WriteError> {
         self.publish(record, None, Announced::Away);
         if let Some(mut running) = self.running.take() {
-            let patience = if self.core.cutting.is_cancelled() { Duration::from_secs(2) } else { PATIENCE };
-            running.process.stop(patience).await;
+            running.process.stop(self.patience()).await;
             self.core.clear(self.key.as_str()).await;
         }
         self.core.uncut(self.key.as_str());
@@ -179,8 +201,9 @@ impl Keeper {
         &mut self,
         record: &Record,
         now: Timestamp,
+        age: Option<Duration>,
     ) -> Result<Option<Duration>, WriteError> {
-        let Some(age) = self.core.settings.unused_entry else { return Ok(None) };
+        let Some(age) = age else { return Ok(None) };
         let ready_for = self.running.as_ref().map(super::running::Running::age).unwrap_or_default();
         let due = match lifecycle::unused_due(&record.project, age, now) {
             // A client may have waited for its daemon for long.

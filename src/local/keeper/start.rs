@@ -233,7 +233,7 @@ fn running_as(folder: &Path) -> PathBuf {
 }
 
 /// An error and its causes in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(in crate::local) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

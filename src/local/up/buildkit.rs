@@ -13,6 +13,7 @@ use crate::local::configuration::{Common, Programs};
 use crate::local::fetch::{self, Progress, STOCK, Source};
 use crate::local::layout::Layout;
 use crate::local::programs::{self, ProgramsError, User};
+use crate::printable::line;
 
 pub(super) async fn common(
     args: &UpArgs,
@@ -48,7 +49,12 @@ async fn find_programs(
     let image = match &args.daemons.buildkit {
         Buildkit::Path(path) => return Ok(find(Some(path))?),
         Buildkit::Auto => match find(None) {
-            Err(ProgramsError::Missing(..)) => STOCK.parse().ok(),
+            Err(error @ ProgramsError::Missing(name, _)) => {
+                if name != "buildkitd" {
+                    tracing::warn!("the buildkitd of PATH is not used, that of the stock image is: {error}");
+                }
+                STOCK.parse().ok()
+            }
             found => return Ok(found?),
         },
         Buildkit::Image(image) => Some(image.clone()),
@@ -58,8 +64,9 @@ async fn find_programs(
         let config = config.or_else(|| Some(args.state.home.as_ref()?.join(".docker")));
         let (mirror, docker_config) =
             (args.daemons.buildkit_mirror.clone(), config.map(|folder| folder.join("config.json")));
+        let name = image.whole();
         let digest = fetch::fetch(&Source { image, mirror, docker_config }, &bin, progress).await?;
-        tracing::info!(image.digest = digest, "using the BuildKit of an image");
+        tracing::info!(image.name = name, image.digest = digest, "using the BuildKit of an image");
     }
     Ok(find(Some(&bin))?)
 }
@@ -81,5 +88,12 @@ pub(super) async fn version(buildkitd: &Path) -> Result<String, UpError> {
     if !output.status.success() {
         return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    match said.split_whitespace().next() {
+        Some("buildkitd") => Ok(said),
+        _ => {
+            let said = line(said.lines().next().unwrap_or_default(), 100);
+            Err(UpError::NotBuildkitd { file: buildkitd.to_owned(), said })
+        }
+    }
 }

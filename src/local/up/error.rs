@@ -78,6 +78,23 @@ pub enum UpError {
     /// Two things on one port.
     #[error("--daemon-port {0} is the port that builds connect to, too")]
     SamePort(u16),
+    /// Every daemon listens on the same port, which the gateway must know.
+    #[error("--daemon-port 0: daemons need a port that is known; leave it out for 1235")]
+    NoPort,
+    /// Both everybody and some may call.
+    #[error("--auth-open lets everybody call, with a token or without: leave it out, or the token")]
+    OpenWithToken,
+    /// A token that no client can send.
+    #[error("the token \"{}\" holds several lines, blanks or characters that no token has", .0.display())]
+    OddToken(PathBuf),
+    /// Something else was named.
+    #[error("--buildkit: \"{}\" is no buildkitd: asked for its version it says \"{said}\"", file.display())]
+    NotBuildkitd {
+        /// What was named.
+        file: PathBuf,
+        /// Its first line.
+        said: String,
+    },
     /// A port is taken.
     #[error("listen on {address} ({flag})")]
     Listen {
@@ -103,6 +120,11 @@ impl UpError {
             Self::Programs(error) => Some(error.hint()),
             Self::Fetch(error) => error.hint(),
             Self::Store(error) => error.hint(),
+            Self::Certificates(error) => error.hint(),
+            Self::OddToken(_) => Some(
+                "leave one line with the token alone in it, or remove the file: another one is made then".to_owned(),
+            ),
+            Self::NotBuildkitd { .. } => Some("name the file buildkitd, or the folder that has it".to_owned()),
             Self::Lock(LockError::Held { .. }) => Some(
                 "use that one, or give this one a folder of its own with --state-dir, and its own ports".to_owned(),
             ),

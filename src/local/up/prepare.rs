@@ -16,7 +16,7 @@ use crate::local::args::{GatewayListen, UpArgs};
 use crate::local::certificates::replace;
 use crate::local::layout::Layout;
 use crate::local::lock::Lock;
-use crate::router::{self, Secret};
+use crate::router::{self, GivenToken};
 use crate::runtime::listen::ListenAddress;
 
 /// Everything that must be there before anything begins.
@@ -39,6 +39,9 @@ pub(super) fn prepare(args: &UpArgs, uid: u32) -> Result<Prepared, UpError> {
     }
     if !args.api_listen.is_loopback() {
         return Err(UpError::PlainApi(args.api_listen));
+    }
+    if args.daemons.daemon_port == 0 {
+        return Err(UpError::NoPort);
     }
     for folder in [layout.root().to_owned(), layout.run(), layout.caches()] {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
@@ -86,15 +89,41 @@ fn close(folder: &Path, uid: u32) -> Result<(), UpError> {
 /// Without any word on who may call: whoever can read the token that is made here.
 fn route(args: &UpArgs, layout: &Layout) -> Result<(router::Config, Option<PathBuf>), UpError> {
     let mut flags = args.route.clone();
-    let told = flags.auth_token.is_some() || flags.auth_token_dir.is_some() || flags.auth_open;
-    let mut path = None;
-    if !told {
-        let file = layout.token();
-        let token = token(&file).map_err(|error| UpError::Token(file.clone(), error))?;
-        flags.auth_token = Some(Secret::new(&token));
-        path = Some(file);
+    let (given, folder) = (flags.auth_token.clone(), flags.auth_token_dir.clone());
+    if flags.auth_open && (given.is_some() || folder.is_some()) {
+        return Err(UpError::OpenWithToken);
     }
-    Ok((router::Config::try_from(flags)?, path))
+    // Clients on this host find the one that was given, as they find the one that is made.
+    let handed = layout.run().join("token");
+    let failed = |file: &Path| {
+        let file = file.to_owned();
+        move |error| UpError::Token(file, error)
+    };
+    let (path, hand) = match (given, folder) {
+        (Some(given), _) => (Some(handed.clone()), Some(given)),
+        (None, Some(folder)) => (Some(std::path::absolute(&folder).unwrap_or(folder).join("token")), None),
+        (None, None) if flags.auth_open => (None, None),
+        (None, None) => {
+            let file = layout.token();
+            let token = token(&file).map_err(failed(&file))?;
+            let token = token.trim();
+            if !token.chars().all(|c| c.is_ascii_graphic()) {
+                return Err(UpError::OddToken(file));
+            }
+            flags.auth_token = Some(GivenToken::new(token));
+            (Some(file), None)
+        }
+    };
+    let config = router::Config::try_from(flags)?;
+    match hand {
+        Some(token) => replace(&handed, format!("{}\n", token.reveal()).as_bytes()).map_err(failed(&handed))?,
+        // Of an earlier run.
+        None => match std::fs::remove_file(&handed) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&handed)(error)),
+            _ => {}
+        },
+    }
+    Ok((config, path))
 }
 
 fn token(path: &Path) -> io::Result<String> {

@@ -1,4 +1,5 @@
 //! Everything that serves while the farm is up, and its end.
+#![expect(clippy::disallowed_methods, reason = "shell: judges entries as of now")]
 
 use std::collections::HashMap;
 use std::io;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt as _;
+use jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,6 +19,7 @@ use tokio_util::task::TaskTracker;
 use super::UpError;
 use super::prepare::Prepared;
 use crate::families::build_farm::ledger::{Operation, Outcome};
+use crate::families::build_farm::lifecycle::{self, Want};
 use crate::gateway::directory::{API, Backend, Directory};
 use crate::gateway::rules::Rules;
 use crate::gateway::streams::Streams;
@@ -80,6 +83,7 @@ pub(super) async fn serve(
     signals.next().await;
     readiness.set("ending", false);
     tracing::info!("ending when the builds have ended; once more ends them");
+    tell_what_is_waited_for(&core, &info);
     core.draining.cancel();
     let cutting = core.cutting.clone();
     let drain = args.drain;
@@ -154,7 +158,7 @@ fn ask(core: Arc<Core>) -> Ask {
     Arc::new(move |daemon| {
         let core = core.clone();
         async move {
-            if core.draining.is_cancelled() {
+            if core.draining.is_cancelled() || refused(&core, daemon.key()) {
                 return Ok(Verdict::Asleep);
             }
             match core.writer.submit(daemon.key(), Change::Apply(Operation::Wake)).await {
@@ -166,6 +170,36 @@ fn ask(core: Arc<Core>) -> Ask {
         }
         .boxed()
     })
+}
+
+/// Whether a dial does not wake a daemon: that of a client whose build was cut, and of untrusted builds where none run.
+fn refused(core: &Core, key: &str) -> bool {
+    let Some(record) = core.index.get(key) else { return false };
+    let wanted = lifecycle::want(&record.project, &core.settings, Timestamp::now()) != Want::Zero;
+    (core.was_cut(key) && !wanted) || (lifecycle::is_fork(&record.project) && !core.takes_forks())
+}
+
+/// What an end waits for, and how not to.
+fn tell_what_is_waited_for(core: &Core, info: &Info) {
+    for record in core.index.all() {
+        let (key, status) = (&record.project.spec.key, record.project.status_or_default());
+        let entries = lifecycle::live_entries(&status, core.settings.max_build, Timestamp::now());
+        let since: Vec<_> = entries.map(|entry| entry.since.0).collect();
+        let running =
+            core.index.live(key).and_then(|live| live.observation).map_or(0, |seen| seen.borrow().active.len());
+        if since.is_empty() && running == 0 {
+            continue;
+        }
+        let oldest = since.iter().min().map(|since| since.strftime("%H:%M:%SZ").to_string()).unwrap_or_default();
+        tracing::info!(
+            project.key = key,
+            repo = record.project.spec.repo,
+            builds = since.len().max(running),
+            since = oldest,
+            "waiting for builds: `bko-install stop {key} --cut-builds{}` ends these, Ctrl-C again ends all",
+            info.state_flag()
+        );
+    }
 }
 
 struct Signals {

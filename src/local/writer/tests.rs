@@ -49,6 +49,26 @@ async fn two_first_routes_make_one_project_and_no_address_is_given_twice() {
 }
 
 #[tokio::test]
+async fn a_removal_is_known_until_its_cache_has_gone_whoever_comes_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (writer, index) = start(&folder);
+    writer.submit("p1", spec("p1")).await.unwrap();
+    assert_eq!(index.removals("p1"), 0);
+    // At once, so that the project is never seen to be away.
+    let both = tokio::join!(writer.submit("p1", Change::Remove), writer.submit("p1", spec("p1")));
+    assert!(matches!(both, (Ok(Outcome::Done), Ok(Outcome::Done))), "{both:?}");
+    assert!(index.get("p1").is_some());
+    assert_eq!(index.removals("p1"), 1);
+    writer.submit("p1", Change::Remove).await.unwrap();
+    index.erased("p1", 1);
+    assert_eq!(index.removals("p1"), 1, "the second is another");
+    index.erased("p1", 1);
+    assert_eq!(index.removals("p1"), 0);
+    assert!(matches!(writer.submit("p1", Change::Remove).await, Err(WriteError::Gone)));
+    assert_eq!(index.removals("p1"), 0, "nothing was removed");
+}
+
+#[tokio::test]
 async fn a_fork_that_is_wanted_is_not_reaped_and_nobody_is_told_of_what_is_gone() {
     let folder = tempfile::tempdir().unwrap();
     let (writer, index) = start(&folder);

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use bko_install::provisioner::ProvisionError;
-use bko_install::router::{Auth, Config, ConfigError, Metrics, RateLimit, RouteArgs, Router, Secret, Timeouts};
+use bko_install::router::{
+    Auth, Config, ConfigError, GivenToken, Metrics, RateLimit, RouteArgs, Router, Secret, Timeouts,
+};
 use clap::Parser;
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -319,7 +321,7 @@ fn a_server_that_nobody_may_call_does_not_start() {
          anybody call with --auth-open"
     );
     assert!(Config::try_from(flags(&["--auth-open"])).is_ok());
-    let token = Config::try_from(RouteArgs { auth_token: Some(Secret::new("s3cret")), ..flags(&[]) });
+    let token = Config::try_from(RouteArgs { auth_token: Some(GivenToken::new("s3cret")), ..flags(&[]) });
     assert!(!format!("{:?}", token.unwrap()).contains("s3cret"));
     assert!(Auth { token: Some(Secret::new(" \n")), ..Auth::default() }.checked().is_err());
 }

@@ -50,6 +50,7 @@ async fn run(server: &Server, args: &[&str]) -> (Option<i32>, String, String) {
 async fn all_pages_are_shown_as_a_table_and_as_json() {
     let (server, memory) = farm().await;
     assert_eq!(run(&server, &[]).await.1, "no daemon is up; --all shows those at zero, too\n");
+    assert_eq!(run(&server, &["--all"]).await.1, "there is no project yet\n");
     for i in 0..501 {
         add(&memory, &format!("acme/p{i}")).await;
     }

@@ -58,7 +58,7 @@ async fn ps_trusts_the_authority_in_every_way_that_it_is_handed_over() {
     for variable in [api_ca, ca] {
         for value in [&text, &packed, file] {
             let (code, said) = ps(address.port(), &[(variable, value)]).await;
-            assert_eq!((code, said.contains("no daemon is up")), (Some(0), true), "{variable}={value}: {said}");
+            assert_eq!((code, said.contains("there is no project yet")), (Some(0), true), "{variable}={value}: {said}");
         }
     }
     for variables in [

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use bko_install::router::{Config, RouteArgs, Secret, Timeouts};
+use bko_install::router::{Config, GivenToken, RouteArgs, Secret, Timeouts};
 use clap::Parser;
 
 use super::Server;
@@ -57,7 +57,7 @@ async fn start(recorded: &replay::Server) -> (Server, InMemory) {
     let issuer = Recorded::of(&mut env).await;
     let text = |name: &str| env.get(name).map(|value| value.as_str().unwrap().to_owned());
     let secret = |name: &str| text(name).as_deref().map(Secret::new);
-    flags.route.auth_token = secret("BUILDKIT_OPERATOR_AUTH_TOKEN");
+    flags.route.auth_token = text("BUILDKIT_OPERATOR_AUTH_TOKEN").as_deref().map(GivenToken::new);
     flags.route.admin_token = secret("BUILDKIT_OPERATOR_ADMIN_TOKEN");
     flags.route.oidc_providers = text("BUILDKIT_OPERATOR_OIDC_PROVIDERS");
     flags.route.oidc_repo_allowlist = text("BUILDKIT_OPERATOR_OIDC_REPO_ALLOWLIST");

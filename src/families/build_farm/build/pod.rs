@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource, EnvVar, ExecAction,
-    LocalObjectReference, ObjectFieldSelector, PodSpec, PodTemplateSpec, Probe, ResourceRequirements,
-    SecretVolumeSource, Volume, VolumeMount,
+    LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, PodSpec, PodTemplateSpec, Probe,
+    ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::super::api::Tier;
-use super::super::settings::Settings;
+use super::super::settings::{CacheKind, Settings};
 use super::super::validate::Valid;
 use super::config::Base;
 use super::profile::Confinement;
@@ -59,7 +59,7 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
             init_containers: companion
                 .map(|image| vec![companion::container(image, confinement, drain_seconds(settings))]),
             containers: vec![daemon(project, settings, confinement)],
-            volumes: Some(volumes(settings)),
+            volumes: Some(volumes(project, settings)),
             // Builds run code of strangers: nothing of the cluster is handed to the pod.
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
@@ -182,7 +182,7 @@ fn resources(project: &Valid<'_>, settings: &Settings) -> ResourceRequirements {
     ResourceRequirements { requests: Some(requests), ..asked.clone() }
 }
 
-fn volumes(settings: &Settings) -> Vec<Volume> {
+fn volumes(project: &Valid<'_>, settings: &Settings) -> Vec<Volume> {
     let mut volumes = vec![
         empty_dir("run"),
         Volume {
@@ -213,7 +213,24 @@ fn volumes(settings: &Settings) -> Vec<Volume> {
     if settings.companion.is_some() {
         volumes.extend(companion::VOLUMES.map(empty_dir));
     }
+    if settings.cache_kind == CacheKind::EmptyDir {
+        volumes.push(bounded_dir("cache", project.spec.cache_volume_gi));
+    }
     volumes
+}
+
+/// A volume of the pod that is a claim, as the StatefulSet's own controller
+/// would add it.
+pub fn claimed(name: &str, claim: &str) -> Volume {
+    let source = PersistentVolumeClaimVolumeSource { claim_name: claim.to_owned(), ..Default::default() };
+    Volume { name: name.to_owned(), persistent_volume_claim: Some(source), ..Volume::default() }
+}
+
+/// On the node's disk, of which it may take so much: beyond, the kubelet evicts
+/// the pod before the node is full.
+fn bounded_dir(name: &str, gib: i32) -> Volume {
+    let source = EmptyDirVolumeSource { size_limit: Some(Quantity(format!("{gib}Gi"))), ..Default::default() };
+    Volume { name: name.to_owned(), empty_dir: Some(source), ..Volume::default() }
 }
 
 fn empty_dir(name: &str) -> Volume {

@@ -1,0 +1,142 @@
+//! Checks of the cluster between the plan and the first write. What keeps a
+//! plan from being made is explained by them too.
+
+use std::fmt;
+
+use super::{InstallError, Installation};
+use crate::cluster::record::RecordError;
+use crate::cluster::{Cluster, Event, RequestError};
+use crate::plan::{Plan, Record};
+use crate::preflight::{Check, Finding, Report, Verdict, ask};
+
+/// A plan, and what the checks say of the cluster; nothing when there is
+/// nothing to write.
+#[derive(Debug)]
+pub struct Reviewed {
+    /// The plan.
+    pub plan: Plan,
+    /// The findings.
+    pub report: Report,
+}
+
+/// Everything that stands in the way of the first write.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The checks that fail, at least one.
+    findings: Vec<Finding>,
+    /// What else kept the plan from being made.
+    others: Vec<String>,
+}
+
+impl Refusal {
+    /// The refusal of a report, if a check of it fails.
+    pub fn of(report: &Report) -> Option<Self> {
+        let findings: Vec<Finding> = report.with(Verdict::Fail).cloned().collect();
+        (!findings.is_empty()).then_some(Self { findings, others: Vec::new() })
+    }
+
+    /// How to mend the first, and how to see them all.
+    pub fn hint(&self) -> String {
+        let first = self.findings.first().and_then(|finding| finding.hint.as_deref()).unwrap_or_default();
+        match self.findings.as_slice() {
+            [only] => format!("{first} ({})", only.check.documentation()),
+            _ => "each has its hint; `bko-install cluster check` shows them again".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.findings.len() + self.others.len();
+        if let ([only], []) = (self.findings.as_slice(), self.others.as_slice()) {
+            return write!(f, "{}: {}; nothing was written", only.check.name(), only.message);
+        }
+        write!(f, "{count} things stand in the way; nothing was written")?;
+        self.findings.iter().try_for_each(|finding| write!(f, "\n{finding}"))?;
+        self.others.iter().try_for_each(|other| write!(f, "\nfail  plan: {other}"))
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+type Prepared = Result<(Plan, Option<Record>), InstallError>;
+
+/// The plan, once the cluster is found fit for it. Warnings are reported.
+///
+/// # Errors
+/// The plan's own, or [`InstallError::Preflight`].
+pub(super) async fn checked(
+    cluster: &Cluster,
+    wanted: &Installation,
+    prepared: Prepared,
+) -> Result<Plan, InstallError> {
+    let Reviewed { plan, report } = review(cluster, wanted, prepared).await?;
+    match Refusal::of(&report) {
+        Some(refusal) if !wanted.options.skip_checks => return Err(InstallError::Preflight(Box::new(refusal))),
+        _ => {}
+    }
+    for finding in report.findings.iter().filter(|finding| finding.verdict != Verdict::Ok) {
+        cluster.report(Event::Warning { message: told(finding) });
+    }
+    Ok(plan)
+}
+
+fn told(finding: &Finding) -> String {
+    let hint = finding.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    format!("{}: {}{hint}", finding.check.name(), finding.message)
+}
+
+/// Checks the cluster, if the plan writes anything. When there is no plan
+/// because the API server refuses, the checks say why where they can.
+///
+/// # Errors
+/// What kept the plan from being made; [`InstallError::Preflight`] where checks
+/// explain it.
+pub async fn review(cluster: &Cluster, wanted: &Installation, prepared: Prepared) -> Result<Reviewed, InstallError> {
+    let plan = match prepared {
+        Ok((plan, _)) => plan,
+        Err(error) if is_refusal(&error) => return Err(explained(cluster, wanted, error).await),
+        Err(error) => return Err(error),
+    };
+    if plan.is_empty() {
+        return Ok(Reviewed { plan, report: Report::default() });
+    }
+    let report = ask::before(cluster, &wanted.rendered).await.map_err(|error| InstallError::Observe(vec![error]))?;
+    Ok(Reviewed { plan, report })
+}
+
+/// Whether the API server has answered, and said no.
+fn is_refusal(error: &InstallError) -> bool {
+    let refused = |error: &RequestError| {
+        matches!(
+            error,
+            RequestError::Forbidden { .. }
+                | RequestError::Refused { .. }
+                | RequestError::Malformed { .. }
+                | RequestError::Conflict { .. }
+                | RequestError::NotServed { .. }
+        )
+    };
+    match error {
+        InstallError::Observe(errors) => errors.iter().any(refused),
+        InstallError::Record(RecordError::Request { source, .. }) => refused(source),
+        _ => false,
+    }
+}
+
+/// The error with the findings that fail; as it was when none does.
+async fn explained(cluster: &Cluster, wanted: &Installation, error: InstallError) -> InstallError {
+    let Ok(report) = ask::before(cluster, &wanted.rendered).await else { return error };
+    let Some(mut refusal) = Refusal::of(&report) else { return error };
+    // What is forbidden is told by the permissions, with all the rest.
+    let told = refusal.findings.iter().any(|finding| finding.check == Check::Permissions);
+    let is_told = |error: &RequestError| told && matches!(error, RequestError::Forbidden { .. });
+    match &error {
+        InstallError::Observe(errors) => {
+            refusal.others = errors.iter().filter(|error| !is_told(error)).map(ToString::to_string).collect();
+        }
+        InstallError::Record(RecordError::Request { source, .. }) if is_told(source) => {}
+        other => refusal.others.push(other.to_string()),
+    }
+    InstallError::Preflight(Box::new(refusal))
+}

@@ -1,0 +1,282 @@
+//! Asks the cluster what the checks need. Shell; nothing is written.
+
+mod installed;
+mod trial;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::access::{self, Needs, Permission};
+use super::storage::{self, Caches};
+use super::{Check, Finding, Report, daemon, facilities, namespaces, schema};
+use crate::cluster::{Answer, Cluster, RequestError};
+use crate::families::build_farm::settings::Settings;
+use crate::manifest::Rendered;
+
+pub use installed::after;
+
+/// A cluster asked by many at once, within the run's concurrency.
+struct Asker<'a> {
+    cluster: &'a Cluster,
+    rendered: &'a Rendered,
+    /// Namespaces as they are; absent from the map when they do not exist.
+    live: BTreeMap<String, Value>,
+    permits: Semaphore,
+}
+
+/// A list that may be kept from us.
+enum Listed {
+    Items(Vec<Value>),
+    /// We may not look.
+    Forbidden,
+    /// The kind is not served.
+    Unserved,
+}
+
+/// The proxied name of the routing API's Service.
+pub(super) fn route_service() -> String {
+    "http:buildkit-operator-buildd:http".to_owned()
+}
+
+/// Checks a cluster before an installation of these objects.
+///
+/// # Errors
+/// When the API server does not answer. What it refuses is a finding.
+pub async fn before(cluster: &Cluster, rendered: &Rendered) -> Result<Report, RequestError> {
+    let asker = Asker::new(cluster, rendered).await?;
+    let settings = daemon::settings(rendered);
+    let settings = settings.as_ref();
+    let (version, permissions, storage, facilities, rooms, pods) = tokio::try_join!(
+        asker.version(),
+        asker.permissions(),
+        asker.storage(settings),
+        asker.facilities(settings),
+        asker.rooms(),
+        asker.pods(settings),
+    )?;
+    let mut findings = vec![version];
+    for more in [permissions, storage, facilities, rooms, pods, schema::custom_resources(rendered)] {
+        findings.extend(more);
+    }
+    if let Some(settings) = settings {
+        let live = asker.live.get(&settings.namespace);
+        findings.push(namespaces::pod_security(rendered, &settings.namespace, live));
+    }
+    Ok(Report::new(findings))
+}
+
+/// What an installation needs to be allowed, in this cluster: what its
+/// namespaces are there for counts.
+///
+/// # Errors
+/// When the API server does not answer.
+pub async fn needs(cluster: &Cluster, rendered: &Rendered) -> Result<Needs, RequestError> {
+    let asker = Asker::new(cluster, rendered).await?;
+    Ok(access::needs(rendered, &asker.missing()))
+}
+
+impl<'a> Asker<'a> {
+    async fn new(cluster: &'a Cluster, rendered: &'a Rendered) -> Result<Self, RequestError> {
+        let permits = Semaphore::new(cluster.concurrency());
+        let mut asker = Self { cluster, rendered, live: BTreeMap::new(), permits };
+        let names: BTreeSet<String> = asker.namespaces();
+        let found: Vec<Option<(String, Value)>> = stream::iter(names)
+            .map(|name| async {
+                Ok(match asker.get(&format!("/api/v1/namespaces/{name}")).await? {
+                    Answer::Yes(live) => Some((name, live)),
+                    Answer::No { code: 404, .. } => None,
+                    // It may well exist: its objects are tried there.
+                    Answer::No { .. } => Some((name, Value::Null)),
+                })
+            })
+            .buffer_unordered(cluster.concurrency())
+            .try_collect()
+            .await?;
+        asker.live = found.into_iter().flatten().collect();
+        Ok(asker)
+    }
+
+    /// Every namespace that objects or pods are in.
+    fn namespaces(&self) -> BTreeSet<String> {
+        let of_objects = self.rendered.objects.iter().filter_map(|object| object.id.namespace.clone());
+        of_objects.chain(access::pod_namespaces(self.rendered)).collect()
+    }
+
+    fn missing(&self) -> BTreeSet<String> {
+        self.namespaces().into_iter().filter(|name| !self.live.contains_key(name)).collect()
+    }
+
+    async fn get(&self, path: &str) -> Result<Answer, RequestError> {
+        let _permit = self.permits.acquire().await;
+        self.cluster.ask(path).await
+    }
+
+    async fn post(&self, what: &str, path: &str, body: &Value) -> Result<Answer, RequestError> {
+        let _permit = self.permits.acquire().await;
+        self.cluster.ask_with(what, path, body).await
+    }
+
+    async fn list(&self, path: &str) -> Result<Listed, RequestError> {
+        Ok(match self.get(&format!("{path}?limit=500")).await? {
+            Answer::Yes(mut list) => match list["items"].take() {
+                Value::Array(items) => Listed::Items(items),
+                _ => Listed::Items(Vec::new()),
+            },
+            Answer::No { code: 404, .. } => Listed::Unserved,
+            Answer::No { .. } => Listed::Forbidden,
+        })
+    }
+
+    async fn version(&self) -> Result<Finding, RequestError> {
+        Ok(match self.get("/version").await? {
+            Answer::Yes(version) => facilities::version(&version),
+            Answer::No { message, .. } => {
+                Check::ServerVersion.warn(format!("not known: {message}"), "ask for it by hand")
+            }
+        })
+    }
+
+    async fn permissions(&self) -> Result<Vec<Finding>, RequestError> {
+        let needs = access::needs(self.rendered, &self.missing());
+        let user = self.user().await?;
+        let mut lacking = BTreeSet::new();
+        if !self.may(&everything()).await? {
+            let places: BTreeSet<Option<&str>> = needs.grants.iter().map(|grant| grant.namespace.as_deref()).collect();
+            let escalation = places.into_iter().flat_map(access::escalation);
+            let asked: BTreeSet<Permission> =
+                needs.install.iter().chain(&needs.grants).chain(&needs.checks).cloned().chain(escalation).collect();
+            let answers = stream::iter(asked).map(|permission| async {
+                let may = self.may(&permission).await?;
+                Ok::<_, RequestError>((!may).then_some(permission))
+            });
+            let answers: Vec<_> = answers.buffer_unordered(self.cluster.concurrency()).try_collect().await?;
+            lacking.extend(answers.into_iter().flatten());
+        }
+        Ok(access::judge(&needs, &lacking, &user))
+    }
+
+    /// Who we are, as the API server calls us.
+    async fn user(&self) -> Result<String, RequestError> {
+        let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
+        let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+        let answer = self.post("ask who we are", path, &review).await?;
+        let name = match &answer {
+            Answer::Yes(review) => review.pointer("/status/userInfo/username").and_then(Value::as_str),
+            Answer::No { .. } => None,
+        };
+        Ok(name.map_or_else(|| "the user of this kubeconfig".to_owned(), |name| format!("user \"{name}\"")))
+    }
+
+    async fn may(&self, permission: &Permission) -> Result<bool, RequestError> {
+        let Permission { namespace, group, resource, name, verb } = permission;
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {
+                "namespace": namespace, "group": group, "resource": resource, "subresource": subresource,
+                "name": name, "verb": verb,
+            }},
+        });
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let answer = self.post(&format!("ask whether we may {permission}"), path, &review).await?;
+        Ok(matches!(answer, Answer::Yes(review) if review.pointer("/status/allowed") == Some(&Value::Bool(true))))
+    }
+
+    async fn storage(&self, settings: Option<&Settings>) -> Result<Vec<Finding>, RequestError> {
+        let Some(settings) = settings else { return Ok(Vec::new()) };
+        let caches = Caches::of(settings);
+        if caches == Caches::Ephemeral {
+            return Ok(storage::classes(caches, &[]));
+        }
+        let mut findings = match self.list("/apis/storage.k8s.io/v1/storageclasses").await? {
+            Listed::Items(classes) => storage::classes(caches, &classes),
+            Listed::Forbidden | Listed::Unserved => {
+                vec![Check::StorageClass.unseen("list storageclasses.storage.k8s.io")]
+            }
+        };
+        let snapshots = match self.list("/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses").await? {
+            Listed::Items(classes) => storage::snapshots(caches, Some(&classes)),
+            Listed::Unserved => storage::snapshots(caches, None),
+            Listed::Forbidden => Some(Check::Snapshots.unseen("list volumesnapshotclasses.snapshot.storage.k8s.io")),
+        };
+        findings.extend(snapshots);
+        Ok(findings)
+    }
+
+    async fn facilities(&self, settings: Option<&Settings>) -> Result<Vec<Finding>, RequestError> {
+        let mut findings = Vec::new();
+        if let Some(sandbox) = settings.and_then(|settings| settings.sandbox.as_ref()) {
+            findings.push(match self.list("/apis/node.k8s.io/v1/runtimeclasses").await? {
+                Listed::Items(classes) => facilities::runtime_class(&sandbox.runtime_class, self.rendered, &classes),
+                Listed::Forbidden | Listed::Unserved => Check::RuntimeClass.unseen("list runtimeclasses.node.k8s.io"),
+            });
+        }
+        let nodes = match self.list("/api/v1/nodes").await? {
+            Listed::Items(nodes) => {
+                findings.extend(facilities::nodes(self.rendered, &nodes));
+                nodes
+            }
+            Listed::Forbidden | Listed::Unserved => {
+                findings.push(Check::Nodes.unseen("list nodes"));
+                Vec::new()
+            }
+        };
+        // Who may not see Services of others sees fewer signs.
+        let services = match facilities::load_balancer(self.rendered, &nodes, &[]) {
+            None => Vec::new(),
+            Some(_) => match self.list("/api/v1/services").await? {
+                Listed::Items(services) => services,
+                Listed::Forbidden | Listed::Unserved => Vec::new(),
+            },
+        };
+        findings.extend(facilities::load_balancer(self.rendered, &nodes, &services));
+        Ok(findings)
+    }
+
+    /// Quotas of the namespaces that exist, for the workloads that do not.
+    async fn rooms(&self) -> Result<Vec<Finding>, RequestError> {
+        let mut findings = Vec::new();
+        for namespace in access::pod_namespaces(self.rendered).iter().filter(|name| self.live.contains_key(*name)) {
+            match self.list(&format!("/api/v1/namespaces/{namespace}/resourcequotas")).await? {
+                Listed::Items(quotas) if quotas.is_empty() => {}
+                Listed::Items(quotas) => {
+                    let demand = self.demand(namespace).await?;
+                    let found = namespaces::quotas(namespace, &quotas, &demand);
+                    if found.is_empty() {
+                        let message = format!("namespace \"{namespace}\" has room for what is to come");
+                        findings.push(Check::Quota.ok(message));
+                    }
+                    findings.extend(found);
+                }
+                Listed::Forbidden | Listed::Unserved => {
+                    findings.push(Check::Quota.unseen(&format!("list resourcequotas in namespace \"{namespace}\"")));
+                }
+            }
+        }
+        Ok(findings)
+    }
+
+    async fn demand(&self, namespace: &str) -> Result<BTreeMap<String, f64>, RequestError> {
+        let mut new = Vec::new();
+        for object in &self.rendered.objects {
+            let here = object.id.namespace.as_deref() == Some(namespace);
+            if here && object.id.kind == "Deployment" {
+                let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{}", object.id.name);
+                // Pods of one that exists are counted as used.
+                if matches!(self.get(&path).await?, Answer::No { .. }) {
+                    new.push(&object.body);
+                }
+            }
+        }
+        Ok(namespaces::demand(new.into_iter()))
+    }
+}
+
+/// Who may do everything need not be asked two hundred times.
+fn everything() -> Permission {
+    Permission { namespace: None, group: "*".into(), resource: "*".into(), name: None, verb: "*".into() }
+}

@@ -1,0 +1,308 @@
+//! What is checked before the first write, and what is installed.
+
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use super::*;
+
+/// Takes a verb away from the rule of a role that has this resource.
+const TAKEN: [(&str, &str, &str); 11] = [
+    ("deployments", "patch", "operator"),
+    ("secrets", "get", "operator"),
+    ("leases", "update", "operator"),
+    ("configmaps", "create", "operator"),
+    ("pods", "create", "builds"),
+    ("pods", "watch", "operator"),
+    ("pods/log", "get", "operator"),
+    ("roles", "delete", "builds"),
+    ("statefulsets", "update", "builds"),
+    ("customresourcedefinitions", "list", ""),
+    ("namespaces", "patch", ""),
+];
+
+impl Farm {
+    /// The findings of `cluster check`, by name of the check.
+    async fn findings(&self, args: &[&str], code: i32) -> anyhow::Result<Vec<Value>> {
+        let run = self.run("check", &[&["--output=json"], args].concat()).await?.expect(code);
+        let report: Value = serde_json::from_str(&run.out)?;
+        Ok(report["findings"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// Runs a command as somebody else.
+    async fn run_as(&self, kubeconfig: &Path, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
+        let command = self.command(verb, args);
+        let mut words: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
+        let position = words.iter().position(|word| word == "--kubeconfig").context("no kubeconfig")?;
+        words[position + 1] = kubeconfig.into();
+        Run::new(Command::new(env!("CARGO_BIN_EXE_bko-install")).args(words).output().await?)
+    }
+
+    async fn label_builds(&self, key: &str, value: &str) -> anyhow::Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client());
+        let label = json!({"metadata": {"labels": {key: value}}});
+        namespaces.patch(&self.names.builds, &PatchParams::default(), &Patch::Merge(label)).await?;
+        Ok(())
+    }
+}
+
+fn of<'a>(findings: &'a [Value], check: &str) -> Vec<(&'a str, &'a str)> {
+    let found = findings.iter().filter(|finding| finding["check"] == check);
+    found.map(|f| (f["verdict"].as_str().unwrap_or_default(), f["message"].as_str().unwrap_or_default())).collect()
+}
+
+pub(crate) async fn a_cluster_is_checked_and_then_what_is_installed_too(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "checked");
+    let before = farm.findings(&[], 0).await?;
+    for check in ["server-version", "permissions", "storage-class", "pod-security", "daemon-pods", "nodes"] {
+        let found = of(&before, check);
+        assert!(!found.is_empty() && found.iter().all(|(verdict, _)| *verdict == "ok"), "{check}: {found:?}");
+    }
+    assert_eq!(of(&before, "pods").len(), 2, "{before:?}");
+    assert!(of(&before, "pods").iter().all(|(verdict, _)| *verdict == "ok"), "{before:?}");
+    assert!(of(&before, "daemon-pods")[0].1.contains("tried in namespace \"default\""), "{before:?}");
+    assert_eq!(of(&before, "snapshots")[0].0, "warn");
+    assert_eq!(of(&before, "volume-expansion")[0].0, "warn");
+    for check in ["installation", "certificates", "route", "dns"] {
+        assert!(of(&before, check).is_empty(), "{check}");
+    }
+    let balancer = farm.findings(&["--set=gateway.service.type=LoadBalancer"], 0).await?;
+    assert_eq!(of(&balancer, "load-balancer")[0].0, "warn");
+    let sandbox = farm.findings(&["--set=forks.sandbox.runtimeClass=kata"], 1).await?;
+    assert!(of(&sandbox, "runtime-class")[0].1.contains("\"kata\", which does not exist"), "{sandbox:?}");
+    assert_eq!(of(&sandbox, "daemon-pods").len(), 2, "{sandbox:?}");
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+
+    farm.init(&[]).await?.expect(0);
+    let after = farm.findings(&[], 0).await?;
+    assert!(of(&after, "installation")[0].1.contains("are ready and as they were installed"), "{after:?}");
+    assert_eq!(of(&after, "certificates").len(), 4, "{after:?}");
+    assert!(
+        of(&after, "certificates").iter().all(|(verdict, said)| *verdict == "ok" && said.contains("days")),
+        "{after:?}"
+    );
+    assert_eq!(of(&after, "dns"), [("ok", "*.buildkit.localhost is the own machine")]);
+    // Played pods serve nothing.
+    assert!(of(&after, "route")[0].1.contains("gets no answer of the routing API"), "{after:?}");
+    let nodes = "--set=server.nodeSelector.disk=ssd";
+    assert!(of(&farm.findings(&[nodes], 0).await?, "nodes")[0].1.contains("no node has the labels disk=ssd"));
+    // What has nothing to write looks at nothing.
+    let requests = farm.init(&["-v"]).await?.expect(0);
+    assert!(!requests.err.contains("snapshots:"), "{}", requests.err);
+    Ok(())
+}
+
+pub(crate) async fn the_printed_roles_suffice_and_each_of_their_rules_is_needed(
+    cluster: Arc<Cluster>,
+) -> anyhow::Result<()> {
+    let farm = Farm::new(Arc::clone(&cluster), "least");
+    farm.names.create(&farm.client()).await?;
+    let Namespaces { operator, builds, .. } = &farm.names;
+    let account = format!("{operator}/installer");
+    let printed = farm.run("check", &["--print-rbac", "--service-account", &account]).await?.expect(0).out;
+    let mut documents = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(&printed) {
+        documents.push(<Value as serde::Deserialize>::deserialize(document)?);
+    }
+    // Other tests print roles of the same name for the whole cluster.
+    for document in documents.iter_mut().filter(|d| d["kind"].as_str().is_some_and(|k| k.starts_with("ClusterRole"))) {
+        let name = json!(format!("{operator}-installer"));
+        if document.pointer("/roleRef/name").is_some() {
+            document["roleRef"]["name"] = name.clone();
+        }
+        document["metadata"]["name"] = name;
+    }
+    kubectl_apply(&cluster, &documents)?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(farm.client(), operator);
+    let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
+    let token = accounts.create_token_request("installer", &PostParams::default(), &request).await?;
+    let file = tempfile::NamedTempFile::new()?;
+    kubeconfig_with_token(&cluster, &token.status.and_then(|status| status.token).context("no token")?, file.path())?;
+
+    let user = format!("system:serviceaccount:{operator}:installer");
+    for (resource, verb, place) in TAKEN {
+        let namespace = match place {
+            "operator" => Some(operator.as_str()),
+            "builds" => Some(builds.as_str()),
+            _ => None,
+        };
+        let mut less = documents.clone();
+        let role = less.iter_mut().find(|d| d["rules"].is_array() && d["metadata"]["namespace"].as_str() == namespace);
+        let (group, name) = take(role.context("no role")?, resource, verb)?;
+        kubectl_apply(&cluster, &less)?;
+        until_allowed(&farm, &user, (namespace, &group, resource, name.as_deref(), verb), false).await?;
+        let run = farm.run_as(file.path(), "init", &["--timeout=30s"]).await?.expect(1);
+        let resource = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
+        let place = namespace.map_or("in the whole cluster".to_owned(), |name| format!("in namespace \"{name}\""));
+        let named =
+            run.err.lines().any(|line| line.contains(verb) && line.contains(&resource) && line.contains(&place));
+        assert!(named, "{verb} {resource} {place} is not named in:\n{}", run.err);
+        assert_eq!(texts(&farm.writes().await?), [""; 0], "{verb} {resource}");
+        kubectl_apply(&cluster, &documents)?;
+        until_allowed(&farm, &user, (namespace, &group, plain(&resource), name.as_deref(), verb), true).await?;
+    }
+    farm.run_as(file.path(), "init", &["--timeout=60s"]).await?.expect(0);
+    farm.run_as(file.path(), "plan", &[]).await?.expect(0);
+    let check = farm.run_as(file.path(), "check", &[]).await?.expect(0);
+    assert!(check.out.contains("ok    permissions: user \"system:serviceaccount:"), "{}", check.out);
+    Ok(())
+}
+
+/// The resource without its group.
+fn plain(resource: &str) -> &str {
+    resource.split('.').next().unwrap_or(resource)
+}
+
+/// Takes the verb from the resource's rule; returns its group, and the name of
+/// an object that the rule is about.
+fn take(role: &mut Value, resource: &str, verb: &str) -> anyhow::Result<(String, Option<String>)> {
+    for rule in role["rules"].as_array_mut().context("no rules")? {
+        let has =
+            |field: &str, wanted: &str| rule[field].as_array().is_some_and(|list| list.iter().any(|v| v == wanted));
+        if has("resources", resource) && has("verbs", verb) {
+            let group = rule.pointer("/apiGroups/0").and_then(Value::as_str).unwrap_or_default().to_owned();
+            let name = rule.pointer("/resourceNames/0").and_then(Value::as_str).map(str::to_owned);
+            rule["verbs"].as_array_mut().context("no verbs")?.retain(|v| v != verb);
+            if rule["verbs"].as_array().is_some_and(Vec::is_empty) {
+                rule["verbs"] = json!(["deletecollection"]);
+            }
+            return Ok((group, name));
+        }
+    }
+    anyhow::bail!("no rule lets anybody {verb} {resource}")
+}
+
+fn kubectl_apply(cluster: &Cluster, documents: &[Value]) -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": documents});
+    std::fs::write(file.path(), list.to_string())?;
+    let output = cluster
+        .tools()
+        .command("kubectl")
+        .args(["apply", "--kubeconfig"])
+        .arg(cluster.kubeconfig())
+        .args(["--filename"])
+        .arg(file.path())
+        .output()?;
+    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// The API server learns of changed roles a moment later.
+async fn until_allowed(
+    farm: &Farm,
+    user: &str,
+    (namespace, group, resource, name, verb): (Option<&str>, &str, &str, Option<&str>, &str),
+    wanted: bool,
+) -> anyhow::Result<()> {
+    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+    let review: SubjectAccessReview = serde_json::from_value(json!({"spec": {"user": user, "resourceAttributes": {
+        "namespace": namespace, "group": group, "resource": resource, "subresource": subresource,
+        "name": name, "verb": verb,
+    }}}))?;
+    let reviews: Api<SubjectAccessReview> = Api::all(farm.client());
+    for _ in 0..500 {
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        if answer.status.is_some_and(|status| status.allowed == wanted) {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    anyhow::bail!("{verb} {resource} never becomes {wanted}")
+}
+
+/// Owns the cluster: its one class is the default no more.
+pub(crate) async fn without_a_default_class_nothing_is_written(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(Arc::clone(&cluster), "classless");
+    let classes: Api<StorageClass> = Api::all(cluster.client());
+    let default = |is: &str| json!({"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": is}}});
+    classes.patch("standard", &PatchParams::default(), &Patch::Merge(default("false"))).await?;
+    let run = farm.init(&[]).await?.expect(1);
+    run.says(
+        "storage-class: no StorageClass is the default, and cache.storageClass names none: there are \"standard\"",
+    );
+    run.says("nothing was written\n\nhint: set cache.storageClass to one of them");
+    let plan = farm.run("plan", &[]).await?.expect(1);
+    plan.says("no StorageClass is the default");
+    assert!(plan.out.contains("create     Namespace"), "{}", plan.out);
+    farm.init(&["--set=cache.storageClass=gone"]).await?.expect(1).says("\"gone\", which does not exist");
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+    farm.init(&["--set=cache.kind=emptyDir"]).await?.expect(0).says("every scale to zero loses them");
+    classes.patch("standard", &PatchParams::default(), &Patch::Merge(default("true"))).await?;
+    Ok(())
+}
+
+pub(crate) async fn a_namespace_that_takes_no_daemon_is_named(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "restricted");
+    farm.names.create(&farm.client()).await?;
+    farm.label_builds("pod-security.kubernetes.io/enforce", "restricted").await?;
+    let run = farm.init(&["--set=namespaces.create=false"]).await?.expect(1);
+    run.says(&format!("pod-security: namespace \"{}\" enforces \"restricted\"", farm.names.builds));
+    run.says("violates PodSecurity \"restricted:latest\"");
+    run.says("pod-security.kubernetes.io/enforce=privileged --overwrite");
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+    farm.label_builds("pod-security.kubernetes.io/enforce", "privileged").await?;
+    farm.init(&["--set=namespaces.create=false"]).await?.expect(0);
+    Ok(())
+}
+
+pub(crate) async fn a_policy_that_breaks_daemons_is_named_with_its_field(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(Arc::clone(&cluster), "hardened");
+    farm.names.create(&farm.client()).await?;
+    let name = format!("{}-hardened", farm.names.builds);
+    let container = "Object.spec.containers";
+    let expression = format!(
+        "Object{{spec: Object.spec{{containers: object.spec.containers.map(c, {container}{{name: c.name, \
+         securityContext: {container}.securityContext{{allowPrivilegeEscalation: false}}}})}}}}"
+    );
+    let policy = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "matchConstraints": {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": farm.names.builds}},
+                "resourceRules": [
+                    {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]},
+                ],
+            },
+            "failurePolicy": "Fail",
+            "reinvocationPolicy": "Never",
+            "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}],
+        },
+    });
+    let binding = json!({"metadata": {"name": name}, "spec": {"policyName": name}});
+    let mut made = Vec::new();
+    for (kind, mut body) in [("MutatingAdmissionPolicy", policy), ("MutatingAdmissionPolicyBinding", binding)] {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind));
+        body["apiVersion"] = resource.api_version.clone().into();
+        body["kind"] = kind.into();
+        let api: Api<DynamicObject> = Api::all_with(cluster.client(), &resource);
+        api.create(&PostParams::default(), &serde_json::from_value(body)?).await?;
+        made.push(api);
+    }
+    // Policies take effect a moment later.
+    let found = loop {
+        let run = farm.run("check", &["--output=json"]).await?;
+        let report: Value = serde_json::from_str(&run.out)?;
+        let findings = report["findings"].as_array().cloned().unwrap_or_default();
+        if of(&findings, "daemon-pods")[0].0 != "ok" {
+            break findings;
+        }
+    };
+    let said = of(&found, "daemon-pods")[0];
+    assert_eq!(said.0, "fail", "{said:?}");
+    assert!(said.1.contains(&format!("changed by MutatingAdmissionPolicy \"{name}\"")), "{said:?}");
+    assert!(
+        said.1.contains(
+            ".spec.containers[buildkitd].securityContext.allowPrivilegeEscalation is set to false: a rootless"
+        ),
+        "{said:?}"
+    );
+    farm.init(&[]).await?.expect(1).says("allowPrivilegeEscalation is set to false");
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+    for api in made {
+        api.delete(&name, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}

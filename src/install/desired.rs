@@ -12,7 +12,7 @@ use crate::certificate::issue::{IssueError, LiveSecrets, materialise};
 use crate::certificate::{Gap, LiveSecret, secret_object};
 use crate::cluster::{Cluster, Event};
 use crate::manifest::{GeneratedSecret, Object, ObjectId, Rendered};
-use crate::plan::Desired;
+use crate::plan::{self, Desired, Record};
 use crate::preflight::secrets;
 
 pub(super) type SecretKey = (String, String);
@@ -23,7 +23,7 @@ pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<De
     let places = declared.places().chain(secrets::places(rendered)).collect();
     let live = live_secrets(cluster, places).await?;
     missing(cluster, rendered, &live)?;
-    let mut desired = Desired { objects: rendered.objects.clone(), authorities: BTreeSet::new() };
+    let mut desired = Desired { objects: rendered.objects.clone(), ..Desired::default() };
     for outcome in materialise(&declared.certificates, &live, super::now()).map_err(InstallError::Certificates)? {
         for message in outcome.warnings {
             cluster.report(Event::Warning { message });
@@ -36,6 +36,7 @@ pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<De
         desired.objects.push(object);
     }
     desired.objects.extend(generated(&declared.generated, &live)?);
+    desired.objects.iter_mut().for_each(|object| plan::drop_placeholders(&mut object.body));
     Ok(desired)
 }
 
@@ -49,6 +50,15 @@ fn missing(cluster: &Cluster, rendered: &Rendered, live: &LiveSecrets) -> Result
     }
     let fatal: Vec<String> = fatal.into_iter().map(|gap| gap.message).collect();
     if fatal.is_empty() { Ok(()) } else { Err(InstallError::Certificates(IssueError::NotProvided(fatal))) }
+}
+
+/// Leaves components out that a run shall not touch.
+pub(super) fn leave_out(desired: &mut Desired, installed: Option<&Record>, leaves: impl Fn(&str) -> bool) {
+    let recorded = installed.into_iter().flat_map(|record| &record.inventory).map(|entry| entry.component.as_str());
+    let all = desired.objects.iter().map(|object| object.component.as_str()).chain(recorded);
+    desired.untouched = all.filter(|component| leaves(component)).map(str::to_owned).collect();
+    let untouched = &desired.untouched;
+    desired.objects.retain(|object| !untouched.contains(&object.component));
 }
 
 /// The live Secrets that hold certificates or random values.
@@ -99,7 +109,7 @@ fn empty_secret(value: &GeneratedSecret) -> Object {
     }
 }
 
-fn secret_id(namespace: &str, name: &str) -> ObjectId {
+pub(super) fn secret_id(namespace: &str, name: &str) -> ObjectId {
     ObjectId {
         group: String::new(),
         version: "v1".into(),

@@ -145,6 +145,7 @@ mod tests {
             mode: crate::certificate::Mode::default(),
             generated: Vec::new(),
             expected: Vec::new(),
+            policies: std::collections::BTreeMap::new(),
         }
     }
 

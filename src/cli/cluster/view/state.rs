@@ -109,7 +109,11 @@ impl View {
                 component.ready = component.waiting.is_empty().then_some(at);
             }),
             Event::UpToDate | Event::Recorded { .. } => {}
-            Event::Retrying { .. } | Event::Stopping | Event::Warning { .. } => return Some(event.to_string()),
+            Event::Retrying { .. }
+            | Event::Stopping
+            | Event::Warning { .. }
+            | Event::Deleted { .. }
+            | Event::Kept { .. } => return Some(event.to_string()),
         }
         None
     }

@@ -12,7 +12,7 @@ fn component(name: &str, writes: usize, objects: &[(&str, &str)]) -> PlannedComp
 
 fn planned() -> Event {
     Event::Planned {
-        counts: Counts { create: 9, configure: 1, unchanged: 3 },
+        counts: Counts { create: 9, configure: 1, unchanged: 3, ..Counts::default() },
         levels: vec![
             PlannedLevel {
                 runlevel: Runlevel::Rc0,

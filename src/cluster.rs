@@ -7,11 +7,14 @@ pub mod apply;
 mod ask;
 mod blame;
 pub mod client;
+mod definition;
+mod delete;
 mod event;
 mod kinds;
 pub mod lock;
 pub mod observe;
 pub mod record;
+pub mod remains;
 mod request;
 mod retry;
 pub mod wait;
@@ -24,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use ask::Answer;
 pub use event::{Event, Reporter, Verb};
-pub use request::{FieldConflict, RequestError};
+pub use request::RequestError;
 
 const LAST_WORDS: Duration = Duration::from_secs(10);
 

@@ -1,27 +1,34 @@
 //! The driver: render → observe → plan → record the intent → for each
-//! runlevel { apply → wait } → record the outcome.
+//! runlevel { apply → wait } → prune → record the outcome.
 //!
 //! Shell. A run that is cut off anywhere is completed by the next one.
 
+mod adopt;
 mod desired;
 mod fault;
 mod preflight;
+mod prune;
+mod rollback;
+mod run;
 mod status;
+mod uninstall;
 
 use jiff::Timestamp;
 
+pub use adopt::{AdoptError, unadopt};
 pub use fault::{ParseStopPoint, StopPoint};
 pub use preflight::{Refusal, Reviewed, review};
+pub use rollback::{prepare_rollback, rollback};
 pub use status::{ComponentStatus, LevelStatus, ObjectStatus, Status, status};
+pub use uninstall::{Removal, Scope, Step, prepare_uninstall, uninstall};
 
 use crate::certificate::issue::IssueError;
-use crate::cluster::apply::{self, Mode};
 use crate::cluster::lock::{self, LockError};
 use crate::cluster::record::{self, RecordError};
-use crate::cluster::wait::{self, WaitError};
-use crate::cluster::{Cluster, Event, RequestError, Verb, observe};
-use crate::manifest::Rendered;
-use crate::plan::{Action, Plan, PlanError, Record, Settings, plan};
+use crate::cluster::wait::WaitError;
+use crate::cluster::{Cluster, Event, RequestError, observe};
+use crate::manifest::{ObjectId, Rendered};
+use crate::plan::{Brake, Consent, Desired, Origin, Plan, PlanError, Record, Settings, plan};
 
 /// What is to be installed, and how.
 #[derive(Clone, Debug)]
@@ -30,18 +37,44 @@ pub struct Installation {
     pub rendered: Rendered,
     /// What it was rendered from, for the record.
     pub settings: Settings,
+    /// What is allowed, and what is left out.
+    pub options: Options,
+}
+
+/// What a run may do.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
     /// Take over fields that other managers own.
     pub force_conflicts: bool,
     /// Install although checks of the cluster fail.
     pub skip_checks: bool,
+    /// Take over an installation of a predecessor.
+    pub adopt: bool,
+    /// Delete what needs consent.
+    pub confirm_prune: bool,
+    /// Only these components, unless empty.
+    pub only: Vec<String>,
+    /// All but these components.
+    pub skip: Vec<String>,
     /// Where to cut the run off, for tests of what follows.
     pub stop_after: Option<StopPoint>,
+}
+
+impl Options {
+    fn consent(&self) -> Consent {
+        Consent { adopt: self.adopt, force: self.force_conflicts, look: false }
+    }
+
+    fn leaves(&self, component: &str) -> bool {
+        let named = |list: &[String]| list.iter().any(|name| name == component);
+        named(&self.skip) || (!self.only.is_empty() && !named(&self.only))
+    }
 }
 
 impl Installation {
     /// An installation as it is, to be looked at.
     pub fn of(rendered: Rendered, settings: Settings) -> Self {
-        Self { rendered, settings, force_conflicts: false, skip_checks: false, stop_after: None }
+        Self { rendered, settings, options: Options::default() }
     }
 }
 
@@ -77,12 +110,43 @@ pub enum InstallError {
     /// The cluster is not fit for it; nothing was written.
     #[error(transparent)]
     Preflight(Box<Refusal>),
-    /// An apply failed.
+    /// A request failed.
     #[error(transparent)]
     Apply(RequestError),
     /// Something is not ready.
     #[error(transparent)]
     Wait(WaitError),
+    /// Something needs consent.
+    #[error("{}", braked(.0))]
+    Braked(Vec<(Option<ObjectId>, Brake)>),
+    /// Something could not be deleted; it stays recorded.
+    #[error("{}", undeleted(.0))]
+    Undeleted(Vec<(ObjectId, RequestError)>),
+    /// There is nothing to roll back to, or to remove.
+    #[error("{0}")]
+    Nothing(String),
+    /// A Secret that an earlier revision needs is gone.
+    #[error("Secret {0} of that revision does not exist any more")]
+    LostSecret(String),
+    /// Builds run.
+    #[error("{} builds run: {}", .0.len(), .0.join(", "))]
+    Builds(Vec<String>),
+    /// A predecessor's release.
+    #[error(transparent)]
+    Adopt(AdoptError),
+}
+
+fn braked(brakes: &[(Option<ObjectId>, Brake)]) -> String {
+    let lines = brakes.iter().map(|(object, brake)| match object {
+        Some(object) => format!("\n  {object} {brake}"),
+        None => format!("\n  {brake}"),
+    });
+    format!("this would delete more than is done without consent:{}", lines.collect::<String>())
+}
+
+fn undeleted(failed: &[(ObjectId, RequestError)]) -> String {
+    let lines = failed.iter().map(|(object, error)| format!("\n  {object}: {error}"));
+    format!("{} of the objects could not be deleted, and stay recorded:{}", failed.len(), lines.collect::<String>())
 }
 
 fn joined(errors: &[RequestError]) -> String {
@@ -95,18 +159,45 @@ fn joined(errors: &[RequestError]) -> String {
     }
 }
 
+/// What a run would do, and what it needs for that.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The changes.
+    pub plan: Plan,
+    /// What shall be there.
+    pub desired: Desired,
+    /// The record of the last run.
+    pub installed: Option<Record>,
+}
+
 /// Decides what a run would do. Writes nothing.
 ///
 /// # Errors
 /// See [`InstallError`].
-pub async fn prepare(cluster: &Cluster, wanted: &Installation) -> Result<(Plan, Option<Record>), InstallError> {
+pub async fn prepare(cluster: &Cluster, wanted: &Installation) -> Result<Prepared, InstallError> {
     let namespace = &wanted.rendered.operator_namespace;
     let installed = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
-    let desired = desired::desired(cluster, &wanted.rendered).await?;
-    let observed = observe::observe(cluster, &desired.objects, wanted.force_conflicts).await;
+    let mut desired = desired::desired(cluster, &wanted.rendered).await?;
+    desired::leave_out(&mut desired, installed.as_ref(), |component| wanted.options.leaves(component));
+    decide(cluster, wanted, desired, installed).await
+}
+
+/// Decides how to get to what is desired.
+async fn decide(
+    cluster: &Cluster,
+    wanted: &Installation,
+    desired: Desired,
+    installed: Option<Record>,
+) -> Result<Prepared, InstallError> {
+    let Installation { rendered, settings, options } = wanted;
+    let observed = observe::observe(cluster, &desired.objects, &rendered.policies, options.consent()).await;
     let observed = observed.map_err(InstallError::Observe)?;
-    let plan = plan(&desired, &observed, installed.as_ref(), &wanted.settings).map_err(InstallError::Plan)?;
-    Ok((plan, installed))
+    let pruned = prune::pruned(cluster, &desired, installed.as_ref()).await?;
+    let mut plan = plan(&desired, &observed, pruned, installed.as_ref(), settings).map_err(InstallError::Plan)?;
+    if options.adopt {
+        adopt::extend(cluster, &mut plan, &observed, &rendered.operator_namespace).await?;
+    }
+    Ok(Prepared { plan, desired, installed })
 }
 
 /// Installs or upgrades, and returns the plan that was carried out. An empty
@@ -115,71 +206,37 @@ pub async fn prepare(cluster: &Cluster, wanted: &Installation) -> Result<(Plan, 
 /// # Errors
 /// See [`InstallError`].
 pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, InstallError> {
-    let plan = preflight::checked(cluster, wanted, prepare(cluster, wanted).await).await?;
+    let prepared = prepare(cluster, wanted).await.map(|prepared| (prepared.plan, prepared.installed));
+    let plan = preflight::checked(cluster, wanted, prepared).await?;
     if plan.is_empty() {
         cluster.report(Event::Planned { counts: plan.counts() });
         cluster.report(Event::UpToDate);
-        run_levels(cluster, &plan, None, wanted.stop_after).await?;
+        run::levels(cluster, &plan, &wanted.rendered.policies, &mut run::Journal::none(&wanted.options)).await?;
         return Ok(plan);
     }
-    let namespace = &wanted.rendered.operator_namespace;
-    make_namespace(cluster, &plan, namespace).await?;
+    run::brake(&plan, &wanted.options)?;
+    run::make_namespace(cluster, &plan, &wanted.rendered.operator_namespace).await?;
+    locked(cluster, &wanted.rendered.operator_namespace, async {
+        // Looks again, now that nobody else writes, and carries out what it sees.
+        let prepared = prepare(cluster, wanted).await?;
+        run::carry_out(cluster, wanted, prepared, Origin::Init).await
+    })
+    .await
+}
+
+/// Does something while nobody else may.
+async fn locked<T>(
+    cluster: &Cluster,
+    namespace: &str,
+    run: impl Future<Output = Result<T, InstallError>>,
+) -> Result<T, InstallError> {
     let lock = lock::take(cluster, namespace, fault::identity()).await.map_err(InstallError::Lock)?;
     let result = tokio::select! {
-        result = init_locked(cluster, wanted) => result,
+        result = run => result,
         () = lock.lost() => return Err(InstallError::Lock(LockError::Lost)),
     };
     lock.release().await;
     result
-}
-
-/// Looks again, now that nobody else writes, and carries out what it sees.
-async fn init_locked(cluster: &Cluster, wanted: &Installation) -> Result<Plan, InstallError> {
-    let namespace = &wanted.rendered.operator_namespace;
-    let (plan, installed) = prepare(cluster, wanted).await?;
-    cluster.report(Event::Planned { counts: plan.counts() });
-    let mut record = Record::intent(&plan, installed.as_ref(), &wanted.settings, now());
-    record::save(cluster, namespace, &record).await.map_err(InstallError::Record)?;
-    fault::stop_at(wanted.stop_after, StopPoint::Intent);
-    let result = run_levels(cluster, &plan, Some(&mut record), wanted.stop_after).await;
-    record.outcome(result.as_ref().err().map(ToString::to_string), now());
-    let saved = record::save(&cluster.last_words(), namespace, &record).await;
-    result.and(saved.map_err(InstallError::Record)).map(|()| plan)
-}
-
-async fn run_levels(
-    cluster: &Cluster,
-    plan: &Plan,
-    mut record: Option<&mut Record>,
-    stop_after: Option<StopPoint>,
-) -> Result<(), InstallError> {
-    let countdown = fault::Countdown::new(stop_after);
-    for level in &plan.levels {
-        let began = clock();
-        let writes = level.changes.iter().filter(|change| change.action.is_change()).count();
-        cluster.report(Event::Level { runlevel: level.runlevel, writes, objects: level.changes.len() });
-        let applied = apply::level(cluster, level, |_| countdown.tick()).await.map_err(InstallError::Apply)?;
-        for object in &applied {
-            if let (Some(record), Some(uid)) = (record.as_deref_mut(), &object.pin.uid) {
-                record.applied(&object.id, uid);
-            }
-        }
-        wait::level(cluster, &applied).await.map_err(InstallError::Wait)?;
-        let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        cluster.report(Event::LevelReady { runlevel: level.runlevel, duration_ms });
-        fault::stop_at(stop_after, StopPoint::Level(level.runlevel));
-    }
-    Ok(())
-}
-
-/// The one write before the intent: record and lock need a place.
-async fn make_namespace(cluster: &Cluster, plan: &Plan, namespace: &str) -> Result<(), InstallError> {
-    let change = plan.changes().find(|change| change.id.kind == "Namespace" && change.id.name == namespace);
-    let Some(change) = change.filter(|change| change.action == Action::Create) else { return Ok(()) };
-    let mode = Mode::Write { force: change.force };
-    cluster.apply(&change.id, change.body.expose(), mode).await.map_err(InstallError::Apply)?;
-    cluster.report(Event::Applied { object: change.id.clone(), verb: Verb::Created });
-    Ok(())
 }
 
 #[expect(clippy::disallowed_methods, reason = "the record says when a run began and ended")]

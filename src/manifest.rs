@@ -10,6 +10,7 @@ pub mod emit;
 pub mod export;
 pub mod fault;
 mod kinds;
+mod policy;
 mod position;
 mod render;
 mod template;
@@ -24,6 +25,7 @@ use crate::certificate::CertificateSpec;
 
 pub use bundle::{Bundle, Component, Declared, GLOBAL, Generated};
 pub use fault::{Fault, Faults};
+pub use policy::{Policy, Probe};
 pub use render::{certificates, common_labels, render};
 pub use template::{RenderError, Renderer};
 
@@ -92,7 +94,7 @@ impl fmt::Display for ObjectId {
 
 /// One rendered object. `body` holds the whole manifest, `apiVersion`, `kind`
 /// and `metadata` included, with the common labels set.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Object {
     /// Identity, as read from the body.
     pub id: ObjectId,
@@ -139,4 +141,6 @@ pub struct Rendered {
     pub certificates: Vec<CertificateSpec>,
     /// Random values to make or keep.
     pub generated: Vec<GeneratedSecret>,
+    /// What each component declares of its objects.
+    pub policies: std::collections::BTreeMap<String, Policy>,
 }

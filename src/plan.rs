@@ -6,10 +6,15 @@
 //! data is masked in everything printed. Pure.
 
 mod check;
+mod definition;
 mod difference;
+mod fields;
 mod order;
+mod ownership;
 mod print;
+mod prune;
 mod record;
+mod replace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,9 +24,16 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 pub use check::{Fault, check};
+pub use definition::{Tightened, Tightening, dropped_served, dropped_stored, storage, tightened, violates};
 pub use difference::{FieldChange, MASK, difference, mask};
 pub use order::Wave;
-pub use record::{Entry, FORMAT, Progress, Record, Settings};
+pub use ownership::{
+    Consent, Contested, FieldConflict, FieldPolicy, HelmRelease, Policy, Resolution, drop_placeholders, helm_release,
+    is_ours, predecessors, resolve, taken_over, tracker, without, without_predecessors,
+};
+pub use prune::{Brake, Deletion, Pruned, Remains};
+pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Settings};
+pub use replace::{Cause, Loss, immutable, loss};
 
 use crate::manifest::{Object, ObjectId, Runlevel};
 
@@ -39,9 +51,38 @@ pub enum Observation {
         live: Value,
         /// As the dry run says that it would become.
         predicted: Value,
-        /// Whether fields must be taken over from another manager.
-        force: bool,
+        /// What it takes to get there.
+        means: Means,
     },
+    /// It exists, cannot be changed, and may be made anew.
+    Immutable {
+        /// As it is.
+        live: Value,
+        /// As it would be made.
+        predicted: Value,
+        /// `spec.selector cannot be changed`.
+        why: String,
+        /// What is lost on the way.
+        loss: Loss,
+    },
+}
+
+/// What an apply needs beside the manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Means {
+    /// Fields are taken over from other managers.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+    /// Predecessors whose fields become ours first, so that what is not wanted goes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub predecessors: Vec<String>,
+    /// Fields that are left to their owners.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub yields: Vec<String>,
+    /// Versions of a definition that live objects are moved out of first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub migrates: Vec<String>,
 }
 
 /// What was observed for each desired object.
@@ -56,6 +97,8 @@ pub struct Desired {
     /// signed: a run cut in between must leave no certificate whose authority's
     /// key is lost.
     pub authorities: BTreeSet<ObjectId>,
+    /// Components that this run leaves as they are.
+    pub untouched: BTreeSet<String>,
 }
 
 /// What a run will change.
@@ -63,6 +106,18 @@ pub struct Desired {
 pub struct Plan {
     /// Every level that has objects, in order.
     pub levels: Vec<Level>,
+    /// What goes when every level is ready, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deletions: Vec<Deletion>,
+    /// Releases that Helm is made to forget at the end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub releases: Vec<HelmRelease>,
+    /// Entries of the inventory that stay although nothing wants them.
+    #[serde(skip)]
+    pub kept: Vec<Entry>,
+    /// What needs consent before anything is written.
+    #[serde(skip)]
+    pub brakes: Vec<(Option<ObjectId>, Brake)>,
     /// Whether the record must be written, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record: Option<String>,
@@ -96,9 +151,9 @@ pub struct Change {
     /// What the record says of the object's content; Secret data left out.
     #[serde(skip)]
     pub digest: String,
-    /// Whether fields are taken over from other managers.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub force: bool,
+    /// What it takes.
+    #[serde(flatten)]
+    pub means: Means,
     /// What is applied.
     #[serde(serialize_with = "Body::serialize_masked", rename = "object")]
     pub body: Body,
@@ -115,6 +170,17 @@ pub enum Action {
         /// The fields that change.
         changes: Vec<FieldChange>,
     },
+    /// It will be deleted and made anew.
+    Recreate {
+        /// The fields that change.
+        changes: Vec<FieldChange>,
+        /// Why it cannot be changed.
+        why: String,
+        /// What is lost on the way.
+        loss: Loss,
+    },
+    /// It has done its work, and its time to live has removed it.
+    Finished,
     /// It is as it should be and will not be written.
     Unchanged,
 }
@@ -122,7 +188,7 @@ pub enum Action {
 impl Action {
     /// Whether it writes.
     pub fn is_change(&self) -> bool {
-        !matches!(self, Self::Unchanged)
+        !matches!(self, Self::Unchanged | Self::Finished)
     }
 }
 
@@ -155,7 +221,10 @@ impl fmt::Debug for Body {
 impl Plan {
     /// Whether nothing at all will be written.
     pub fn is_empty(&self) -> bool {
-        self.record.is_none() && self.changes().all(|change| !change.action.is_change())
+        self.record.is_none()
+            && self.deletions.is_empty()
+            && self.releases.is_empty()
+            && self.changes().all(|change| !change.action.is_change())
     }
 
     /// All objects, in order.
@@ -163,13 +232,15 @@ impl Plan {
         self.levels.iter().flat_map(|level| &level.changes)
     }
 
-    /// How many objects are created, configured, unchanged.
+    /// How many objects are created, configured, recreated, deleted, unchanged.
     pub fn counts(&self) -> Counts {
-        self.changes().fold(Counts::default(), |mut counts, change| {
+        let counts = Counts { delete: self.deletions.len(), ..Counts::default() };
+        self.changes().fold(counts, |mut counts, change| {
             *match change.action {
                 Action::Create => &mut counts.create,
                 Action::Configure { .. } => &mut counts.configure,
-                Action::Unchanged => &mut counts.unchanged,
+                Action::Recreate { .. } => &mut counts.recreate,
+                Action::Unchanged | Action::Finished => &mut counts.unchanged,
             } += 1;
             counts
         })
@@ -177,12 +248,18 @@ impl Plan {
 }
 
 /// How many objects each action concerns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Counts {
     /// To be created.
     pub create: usize,
     /// To be changed.
     pub configure: usize,
+    /// To be deleted and made anew.
+    #[serde(default)]
+    pub recreate: usize,
+    /// To be deleted.
+    #[serde(default)]
+    pub delete: usize,
     /// Already as they should be.
     pub unchanged: usize,
 }
@@ -195,13 +272,15 @@ pub enum PlanError {
     NotObserved(ObjectId),
 }
 
-/// Decides what a run will change.
+/// Decides what a run will change. `remains` is what became of recorded
+/// objects that are no longer desired.
 ///
 /// # Errors
 /// When a desired object has no observation.
 pub fn plan(
     desired: &Desired,
     observed: &Observations,
+    remains: Pruned,
     installed: Option<&Record>,
     settings: &Settings,
 ) -> Result<Plan, PlanError> {
@@ -209,24 +288,51 @@ pub fn plan(
     for object in &desired.objects {
         let observation = observed.get(&object.id).ok_or_else(|| PlanError::NotObserved(object.id.clone()))?;
         let wave = if desired.authorities.contains(&object.id) { Wave::Authorities } else { Wave::of(&object.id) };
-        levels.entry(object.runlevel).or_default().push(change(object, wave, observation));
+        let mut change = change(object, wave, observation);
+        if let Some(uid) = record::finished(object, &change, installed) {
+            change.action = Action::Finished;
+            change.live = Some(crate::readiness::Pin { uid: Some(uid), generation: None });
+        }
+        levels.entry(object.runlevel).or_default().push(change);
     }
     let mut levels: Vec<Level> = levels.into_iter().map(|(runlevel, changes)| Level { runlevel, changes }).collect();
     for level in &mut levels {
         level.changes.sort_by(|a, b| (a.wave, &a.id).cmp(&(b.wave, &b.id)));
     }
-    let mut plan = Plan { levels, record: None };
+    let recorded = installed.map_or(0, |record| record.inventory.len());
+    let brakes = remains.brakes(recorded);
+    let Pruned { deletions, mut kept, .. } = remains;
+    let untouched = installed.into_iter().flat_map(|record| &record.inventory);
+    kept.extend(untouched.filter(|entry| desired.untouched.contains(&entry.component)).cloned());
+    let mut plan = Plan { levels, deletions, releases: Vec::new(), kept, brakes, record: None };
     plan.record = record::pending(&plan, installed, settings);
     Ok(plan)
 }
 
+/// The recorded objects that are no longer desired.
+pub fn unwanted(desired: &Desired, installed: Option<&Record>) -> Vec<Entry> {
+    let wanted: BTreeSet<_> = desired.objects.iter().map(|object| record::place(&object.id)).collect();
+    let inventory = installed.into_iter().flat_map(|record| &record.inventory);
+    let unwanted = inventory
+        .filter(|entry| !desired.untouched.contains(&entry.component) && !wanted.contains(&record::place(&entry.id)));
+    unwanted.cloned().collect()
+}
+
 fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
-    let (action, live, force) = match observation {
-        Observation::Absent | Observation::Unserved => (Action::Create, None, false),
-        Observation::Present { live, predicted, force } => {
-            let changes = difference(live, predicted);
+    let pin = |live| Some(crate::readiness::Pin::of(live));
+    let (action, live, means) = match observation {
+        Observation::Absent | Observation::Unserved => (Action::Create, None, Means::default()),
+        Observation::Present { live, predicted, means } => {
+            let mut changes = difference(live, predicted);
+            if changes.is_empty() && !means.predecessors.is_empty() {
+                changes.push(FieldChange::of_ownership(&means.predecessors));
+            }
             let action = if changes.is_empty() { Action::Unchanged } else { Action::Configure { changes } };
-            (action, Some(crate::readiness::Pin::of(live)), *force)
+            (action, pin(live), means.clone())
+        }
+        Observation::Immutable { live, predicted, why, loss } => {
+            let changes = difference(live, predicted);
+            (Action::Recreate { changes, why: why.clone(), loss: *loss }, pin(live), Means::default())
         }
     };
     Change {
@@ -236,8 +342,8 @@ fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
         action,
         live,
         digest: digest(&object.body),
-        force,
-        body: Body(object.body.clone()),
+        body: Body(without(object.body.clone(), &means.yields)),
+        means,
     }
 }
 

@@ -20,6 +20,7 @@ use crate::manifest::fault::{Fault, Faults, unless};
 use crate::manifest::{Bundle, Runlevel};
 
 pub use spec::{Format, Type, ValueSpec};
+pub(crate) use suggest::did_you_mean;
 pub use values::{Entry, Source, Values};
 
 use levels::Chain;

@@ -5,6 +5,7 @@
 //! and a status of an older generation or of another object says nothing.
 
 mod culprit;
+mod declared;
 mod network;
 mod pod;
 mod storage;
@@ -13,6 +14,7 @@ mod workload;
 use serde_json::Value;
 
 pub use culprit::{Culprit, culprit};
+pub use declared::Declared;
 pub use pod::{Trouble, Why, trouble};
 
 /// What is known about an object's readiness.
@@ -59,6 +61,12 @@ pub fn is_optional(group: &str, kind: &str) -> bool {
 
 /// Judges one object. `None` is an object that does not exist.
 pub fn assess(object: Option<&Value>, pin: &Pin) -> State {
+    assess_declared(object, pin, None)
+}
+
+/// Judges one object, by what its component declares where the kind has no
+/// rule of its own.
+pub fn assess_declared(object: Option<&Value>, pin: &Pin, declared: Option<&Declared>) -> State {
     let Some(object) = object else {
         return match pin.uid {
             Some(_) => State::Failed("was deleted".into()),
@@ -79,7 +87,11 @@ pub fn assess(object: Option<&Value>, pin: &Pin) -> State {
     }
     let api_version = text(object, "/apiVersion").unwrap_or_default();
     let group = api_version.rsplit_once('/').map_or("", |(group, _)| group);
-    rule(group, text(object, "/kind").unwrap_or_default()).map_or(State::Ready, |rule| rule(object))
+    match (rule(group, text(object, "/kind").unwrap_or_default()), declared) {
+        (Some(rule), _) => rule(object),
+        (None, Some(declared)) => declared.assess(object),
+        (None, None) => State::Ready,
+    }
 }
 
 type Rule = fn(&Value) -> State;

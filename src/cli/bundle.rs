@@ -28,6 +28,9 @@ pub struct BundleArgs {
     /// Image of our own pods [default: the one that `bko-install image` makes of this executable]
     #[arg(long, value_name = "REF")]
     pub image: Option<String>,
+    /// Folder with another bundle: manifests/, profiles/ and certs/, as in this repository
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub bundle: Option<PathBuf>,
 }
 
 /// What the record remembers of earlier runs.
@@ -65,7 +68,7 @@ impl BundleArgs {
             image: self.image.clone(),
             default_image: default_image.to_owned(),
         };
-        let (profile, values) = profile::resolve(bundle()?, &request).map_err(usage)?;
+        let (profile, values) = profile::resolve(self.bundle()?, &request).map_err(usage)?;
         for name in values.forgotten() {
             tracing::warn!(value.name = %name, "recorded override of a value that this version does not have");
         }
@@ -78,7 +81,7 @@ impl BundleArgs {
     /// Exit code 2 with every fault.
     pub fn render(&self, recorded: Recorded, default_image: &str) -> Result<Bundled, Failure> {
         let (profile, values) = self.resolve(recorded, default_image)?;
-        let rendered = manifest::render(bundle()?, &profile, &values).map_err(usage)?;
+        let rendered = manifest::render(self.bundle()?, &profile, &values).map_err(usage)?;
         Ok(Bundled { profile, values, rendered })
     }
 
@@ -94,6 +97,16 @@ impl BundleArgs {
         }
     }
 
+    /// The bundle: the executable's own, unless another is named.
+    fn bundle(&self) -> Result<&'static Bundle, Failure> {
+        let Some(folder) = &self.bundle else { return bundle() };
+        let mut files = Vec::new();
+        collect(folder, folder, &mut files)
+            .map_err(|error| usage_of(error.context(format!("cannot read bundle \"{}\"", folder.display()))))?;
+        // One for the life of the process, like the embedded one.
+        Bundle::parse(files).map(|bundle| &*Box::leak(Box::new(bundle))).map_err(usage)
+    }
+
     /// The profile that is asked for, else the recorded one, else the default.
     pub fn profile_name<'a>(&'a self, recorded: &'a Recorded) -> &'a str {
         self.profile.as_deref().or(recorded.profile.as_deref()).unwrap_or(DEFAULT_PROFILE)
@@ -107,6 +120,25 @@ pub(super) fn bundle() -> Result<&'static Bundle, Failure> {
 
 pub(super) fn usage(faults: Faults) -> Failure {
     Failure::new(Code::Usage, faults)
+}
+
+fn usage_of(error: anyhow::Error) -> Failure {
+    Failure::new(Code::Usage, error)
+}
+
+/// The files below a folder, with their paths from its root.
+#[expect(clippy::disallowed_methods, reason = "the command line reads the files that it is given")]
+fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(root, &path, files)?;
+        } else {
+            let name = path.strip_prefix(root)?.display().to_string();
+            files.push((name, std::fs::read_to_string(&path)?));
+        }
+    }
+    Ok(())
 }
 
 const DEFAULT_PROFILE: &str = "default";

@@ -2,13 +2,19 @@
 
 mod bundle;
 mod check;
+mod history;
 mod init;
+mod options;
 mod plan;
+mod rollback;
 mod session;
 mod status;
+mod unadopt;
+mod uninstall;
 
 use clap::{Args, Subcommand};
 
+use super::bundle::BundleArgs;
 use super::exit::Failure;
 use super::{Global, block_on};
 
@@ -23,6 +29,14 @@ pub enum ClusterCommand {
     Check(Box<check::CheckArgs>),
     /// Print components, levels, readiness and drift; exit code 4 when not ready
     Status(status::StatusArgs),
+    /// Print the runs that wrote, the latest last
+    History(history::HistoryArgs),
+    /// Go back to what an earlier run had installed
+    Rollback(rollback::RollbackArgs),
+    /// Remove everything, in reverse; caches stay unless --delete-caches
+    Uninstall(uninstall::UninstallArgs),
+    /// Let Helm know its release again that `init --adopt` made it forget
+    Unadopt(unadopt::UnadoptArgs),
 }
 
 /// How much of the API server's time a command may take.
@@ -33,6 +47,22 @@ pub struct LimitArgs {
     pub concurrency: u16,
 }
 
+/// Which installation.
+#[derive(Clone, Debug, Default, Args)]
+pub struct WhereArgs {
+    /// Namespace of the installation's record [default: wherever it is found]
+    #[arg(long, value_name = "NAME")]
+    pub namespace: Option<String>,
+}
+
+impl WhereArgs {
+    /// The same as options of a bundle.
+    fn bundle(&self) -> BundleArgs {
+        let set = self.namespace.iter().map(|name| format!("namespaces.operator={name}")).collect();
+        BundleArgs { set, ..BundleArgs::default() }
+    }
+}
+
 /// Runs the command.
 pub fn run(command: ClusterCommand, global: &Global) -> Result<(), Failure> {
     match command {
@@ -40,5 +70,9 @@ pub fn run(command: ClusterCommand, global: &Global) -> Result<(), Failure> {
         ClusterCommand::Plan(args) => block_on(plan::run(args, global)),
         ClusterCommand::Check(args) => block_on(check::run(*args, global)),
         ClusterCommand::Status(args) => block_on(status::run(args, global)),
+        ClusterCommand::History(args) => block_on(history::run(args, global)),
+        ClusterCommand::Rollback(args) => block_on(rollback::run(args, global)),
+        ClusterCommand::Uninstall(args) => block_on(uninstall::run(args, global)),
+        ClusterCommand::Unadopt(args) => block_on(unadopt::run(args, global)),
     }
 }

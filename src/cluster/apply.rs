@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{StreamExt as _, stream};
-use kube::api::{Patch, PatchParams};
-use serde_json::Value;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
 
 use super::request::Target;
 use super::{Cluster, Event, RequestError, Verb, retry, wait};
 use crate::manifest::ObjectId;
 use crate::names::INSTALLER_MANAGER;
-use crate::plan::{Action, Change, Level, Wave};
+use crate::plan::{self, Action, Change, Level, Wave};
 use crate::readiness::Pin;
 
 /// Whether an apply writes, and whether it takes over fields of other managers.
@@ -33,6 +33,8 @@ pub enum Mode {
 pub struct Applied {
     /// The object.
     pub id: ObjectId,
+    /// Component that it belongs to.
+    pub component: String,
     /// Which object, and from which generation on its status counts.
     pub pin: Pin,
     /// Whether it was written.
@@ -51,6 +53,48 @@ impl Cluster {
         let params = PatchParams { dry_run, force, ..PatchParams::apply(INSTALLER_MANAGER) }.validation_strict();
         let target = Target { verb, object: id, resource: &resource };
         self.send(&target, target.collection().patch(&id.name, &params, &Patch::Apply(body))).await
+    }
+}
+
+impl Cluster {
+    /// What the API server would make of an update; nothing is written.
+    pub(super) async fn rehearse_update(&self, id: &ObjectId, body: &Value) -> Result<Value, RequestError> {
+        let resource = self.resource(id).await?;
+        let target = Target { verb: "check", object: id, resource: &resource };
+        let params = PostParams { dry_run: true, field_manager: Some(INSTALLER_MANAGER.into()) };
+        let bytes = serde_json::to_vec(body).unwrap_or_default();
+        self.send(&target, target.collection().replace(&id.name, &params, bytes)).await
+    }
+
+    /// Makes the fields of an object's predecessors ours, so that those we do
+    /// not want go with the next apply.
+    async fn take_over(&self, id: &ObjectId) -> Result<(), RequestError> {
+        let resource = self.resource(id).await?;
+        let target = Target { verb: "take over", object: id, resource: &resource };
+        for attempt in 1.. {
+            let Some(live) = self.get(id).await? else { return Ok(()) };
+            let unmanaged = live.pointer("/metadata/managedFields").is_none();
+            if unmanaged || plan::predecessors(&live).is_empty() {
+                return Ok(());
+            }
+            let patch = json!({"metadata": {
+                "resourceVersion": live["metadata"]["resourceVersion"],
+                "managedFields": plan::taken_over(&live),
+            }});
+            let params = PatchParams { field_manager: Some(INSTALLER_MANAGER.into()), ..PatchParams::default() };
+            match self.send(&target, target.collection().patch(&id.name, &params, &Patch::Merge(patch))).await {
+                Ok(_) => return Ok(()),
+                // It has changed since it was looked at.
+                Err(error @ RequestError::Refused { code: 409, .. }) => {
+                    let pause = self.pause(&target.to_string(), error.to_string(), retry::pause(attempt, None)).await?;
+                    if attempt >= 10 || !pause {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -90,12 +134,13 @@ async fn apply_wave(
         .buffer_unordered(cluster.limits.concurrency);
     while let Some(result) = results.next().await {
         match result {
-            Ok(done) => {
+            Ok(Some(done)) => {
                 if done.written {
                     written(&done.id);
                 }
                 applied.push(done);
             }
+            Ok(None) => {}
             Err(error) => {
                 stopped.store(true, Ordering::Relaxed);
                 failed.get_or_insert(error);
@@ -109,16 +154,30 @@ async fn apply_wave(
     }
 }
 
-async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Applied, RequestError> {
+/// Applies one change, and returns what is to be waited for.
+async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Option<Applied>, RequestError> {
     let verb = match change.action {
         Action::Create => Verb::Created,
         Action::Configure { .. } => Verb::Configured,
+        Action::Recreate { .. } => Verb::Recreated,
         Action::Unchanged => {
             let pin = change.live.clone().unwrap_or_default();
-            return Ok(Applied { id: change.id.clone(), pin, written: false });
+            return Ok(Some(applied(change, pin, false)));
         }
+        Action::Finished => return Ok(None),
     };
-    let mode = Mode::Write { force: change.force };
+    if !change.means.migrates.is_empty() {
+        cluster.migrate(&change.id).await?;
+    }
+    if !change.means.predecessors.is_empty() {
+        cluster.take_over(&change.id).await?;
+    }
+    if let (Action::Recreate { .. }, Some(uid)) = (&change.action, change.live.as_ref().and_then(|pin| pin.uid.clone()))
+    {
+        cluster.delete(&change.id, &uid).await?;
+        cluster.gone(&change.id, &uid).await?;
+    }
+    let mode = Mode::Write { force: change.means.force };
     let mut attempt = 0;
     let live = loop {
         match cluster.apply(&change.id, change.body.expose(), mode).await {
@@ -135,6 +194,17 @@ async fn apply_change(cluster: &Cluster, change: &Change) -> Result<Applied, Req
             Err(error) => return Err(error),
         }
     };
+    let live = if !change.means.predecessors.is_empty() && !plan::predecessors(&live).is_empty() {
+        // It had no field management before this apply.
+        cluster.take_over(&change.id).await?;
+        cluster.apply(&change.id, change.body.expose(), mode).await?
+    } else {
+        live
+    };
     cluster.report(Event::Applied { object: change.id.clone(), verb });
-    Ok(Applied { id: change.id.clone(), pin: Pin::of(&live), written: true })
+    Ok(Some(applied(change, Pin::of(&live), true)))
+}
+
+fn applied(change: &Change, pin: Pin, written: bool) -> Applied {
+    Applied { id: change.id.clone(), component: change.component.clone(), pin, written }
 }

@@ -44,6 +44,18 @@ pub enum Event {
         /// What was done.
         verb: Verb,
     },
+    /// An object was deleted, or will be gone when its finalizers are done.
+    Deleted {
+        /// The object.
+        object: ObjectId,
+    },
+    /// An object that is no longer part of the installation stays.
+    Kept {
+        /// The object.
+        object: ObjectId,
+        /// Why.
+        why: String,
+    },
     /// An object is not ready yet.
     Waiting {
         /// The object.
@@ -87,6 +99,8 @@ pub enum Verb {
     Created,
     /// It was changed.
     Configured,
+    /// It was deleted and made anew.
+    Recreated,
 }
 
 impl fmt::Display for Event {
@@ -97,11 +111,15 @@ impl fmt::Display for Event {
             Self::Recorded { state: Progress::Applying } => write!(f, "recorded the intent"),
             Self::Recorded { state: Progress::Installed } => write!(f, "recorded the success"),
             Self::Recorded { state: Progress::Failed } => write!(f, "recorded the failure"),
+            Self::Recorded { state: Progress::Uninstalling } => write!(f, "recorded that it is being uninstalled"),
             Self::Level { runlevel, writes, objects } => {
                 write!(f, "{runlevel}: {writes} of {objects} objects to write")
             }
             Self::Applied { object, verb: Verb::Created } => write!(f, "created {object}"),
             Self::Applied { object, verb: Verb::Configured } => write!(f, "configured {object}"),
+            Self::Applied { object, verb: Verb::Recreated } => write!(f, "recreated {object}"),
+            Self::Deleted { object } => write!(f, "deleted {object}"),
+            Self::Kept { object, why } => write!(f, "kept {object}: {why}"),
             Self::Waiting { object, why } => write!(f, "waiting for {object}: {why}"),
             Self::Ready { object } => write!(f, "ready {object}"),
             Self::LevelReady { runlevel, duration_ms } => write!(f, "{runlevel}: ready after {duration_ms} ms"),

@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 
 use crate::manifest::ObjectId;
 
-type Served = Arc<OnceCell<Vec<APIResource>>>;
+type Served = Arc<OnceCell<Arc<Vec<APIResource>>>>;
 
 pub(super) struct Kinds {
     client: kube::Client,
@@ -25,13 +25,18 @@ impl Kinds {
     /// The resource that serves the objects of this kind; `None` when the API
     /// server has no such kind.
     pub(super) async fn find(&self, id: &ObjectId) -> Result<Option<ApiResource>, kube::Error> {
-        let api_version = id.api_version();
-        let cell = self.lock().entry(api_version.clone()).or_default().clone();
-        let resources = cell.get_or_try_init(|| self.fetch(id)).await?;
+        let resources = self.list(id).await?;
         // Subresources are listed too, as `deployments/scale`.
         let resource = resources.iter().find(|r| r.kind == id.kind && !r.name.contains('/'));
         let gvk = GroupVersionKind::gvk(&id.group, &id.version, &id.kind);
         Ok(resource.map(|r| ApiResource::from_gvk_with_plural(&gvk, &r.name)))
+    }
+
+    /// Everything that the API version of an object serves.
+    pub(super) async fn list(&self, id: &ObjectId) -> Result<Arc<Vec<APIResource>>, kube::Error> {
+        let cell = self.lock().entry(id.api_version()).or_default().clone();
+        let list = cell.get_or_try_init(|| async { self.fetch(id).await.map(Arc::new) }).await?;
+        Ok(Arc::clone(list))
     }
 
     /// Asks again next time: a definition has been applied since.

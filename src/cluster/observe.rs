@@ -7,21 +7,25 @@ use futures::{StreamExt as _, stream};
 use serde_json::Value;
 
 use super::apply::Mode;
-use super::{Cluster, RequestError};
-use crate::manifest::{Object, ObjectId};
-use crate::names::INSTALLER_MANAGER;
-use crate::plan::{Observation, Observations};
+use super::{Cluster, RequestError, definition};
+use crate::manifest::{Object, ObjectId, Policy};
+use crate::plan::{self, Consent, Loss, Means, Observation, Observations};
 
-/// Observes every desired object. With `force`, fields of other managers are
-/// planned to be taken over instead of being a conflict.
+/// Observes every desired object, and resolves conflicts as policies and
+/// consent have it.
 ///
 /// # Errors
 /// Everything that the API server refuses, so that all of it can be mended at once.
-pub async fn observe(cluster: &Cluster, desired: &[Object], force: bool) -> Result<Observations, Vec<RequestError>> {
-    let bundle = Bundle::new(cluster, desired).await.map_err(|error| vec![error])?;
+pub async fn observe(
+    cluster: &Cluster,
+    desired: &[Object],
+    policies: &Policies,
+    consent: Consent,
+) -> Result<Observations, Vec<RequestError>> {
+    let bundle = Bundle::new(cluster, desired, policies, consent).await.map_err(|error| vec![error])?;
     let bundle = &bundle;
     let results: Vec<_> = stream::iter(desired)
-        .map(|object| async move { (object.id.clone(), observe_one(cluster, bundle, object, force).await) })
+        .map(|object| async move { (object.id.clone(), observe_one(cluster, bundle, object).await) })
         .buffer_unordered(cluster.limits.concurrency)
         .collect()
         .await;
@@ -36,15 +40,25 @@ pub async fn observe(cluster: &Cluster, desired: &[Object], force: bool) -> Resu
     if errors.is_empty() { Ok(observations) } else { Err(errors.into_values().collect()) }
 }
 
-/// What comes with the bundle and is not there yet.
-struct Bundle {
+/// What each component declares.
+pub type Policies = BTreeMap<String, Policy>;
+
+/// What comes with the bundle and is not there yet, and what is allowed.
+struct Bundle<'a> {
+    policies: &'a Policies,
+    consent: Consent,
     namespaces: BTreeSet<String>,
     kinds: BTreeSet<(String, String)>,
     roles: BTreeSet<String>,
 }
 
-impl Bundle {
-    async fn new(cluster: &Cluster, desired: &[Object]) -> Result<Self, RequestError> {
+impl<'a> Bundle<'a> {
+    async fn new(
+        cluster: &Cluster,
+        desired: &[Object],
+        policies: &'a Policies,
+        consent: Consent,
+    ) -> Result<Self, RequestError> {
         let mut namespaces = BTreeSet::new();
         for object in desired.iter().filter(|o| o.id.kind == "Namespace" && o.id.group.is_empty()) {
             if cluster.get(&object.id).await?.is_none() {
@@ -57,7 +71,8 @@ impl Bundle {
             Some((text("/spec/group")?, text("/spec/names/kind")?))
         });
         let roles = desired.iter().filter(|o| matches!(o.id.kind.as_str(), "Role" | "ClusterRole"));
-        Ok(Self { namespaces, kinds: kinds.collect(), roles: roles.map(|o| o.id.name.clone()).collect() })
+        let roles = roles.map(|o| o.id.name.clone()).collect();
+        Ok(Self { policies, consent, namespaces, kinds: kinds.collect(), roles })
     }
 
     fn brings_kind(&self, id: &ObjectId) -> bool {
@@ -71,12 +86,7 @@ impl Bundle {
     }
 }
 
-async fn observe_one(
-    cluster: &Cluster,
-    bundle: &Bundle,
-    object: &Object,
-    force: bool,
-) -> Result<Observation, RequestError> {
+async fn observe_one(cluster: &Cluster, bundle: &Bundle<'_>, object: &Object) -> Result<Observation, RequestError> {
     if cluster.find_resource(&object.id).await?.is_none() {
         return if bundle.brings_kind(&object.id) {
             Ok(Observation::Unserved)
@@ -89,7 +99,7 @@ async fn observe_one(
         return Ok(Observation::Absent);
     }
     match cluster.get(&object.id).await? {
-        Some(live) => predict(cluster, object, live, force).await,
+        Some(live) => predict(cluster, bundle, object, live).await,
         None => match cluster.apply(&object.id, &object.body, Mode::DryRun { force: false }).await {
             Ok(_) => Ok(Observation::Absent),
             Err(RequestError::Refused { code: 404, .. }) if bundle.brings_role_of(object) => Ok(Observation::Absent),
@@ -110,8 +120,8 @@ async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError
         // An object of that name in `default` has nothing to do with ours, and
         // may well not become it.
         Err(RequestError::Refused { .. }) if cluster.get(&id).await?.is_some() => Ok(()),
-        Err(RequestError::Refused { message, code, .. }) => {
-            Err(RequestError::Refused { object: Box::new(object.id.clone()), message, code })
+        Err(RequestError::Refused { message, code, causes, .. }) => {
+            Err(RequestError::Refused { object: Box::new(object.id.clone()), message, code, causes })
         }
         Err(RequestError::Malformed { why, .. }) => {
             Err(RequestError::Malformed { object: Box::new(object.id.clone()), why })
@@ -120,16 +130,117 @@ async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError
     }
 }
 
-async fn predict(cluster: &Cluster, object: &Object, live: Value, force: bool) -> Result<Observation, RequestError> {
-    match cluster.apply(&object.id, &object.body, Mode::DryRun { force: false }).await {
-        Ok(predicted) => Ok(Observation::Present { live, predicted, force: false }),
-        // What an update under our own name owns is ours.
-        Err(RequestError::Conflict { conflicts, .. })
-            if force || conflicts.iter().all(|conflict| conflict.manager == INSTALLER_MANAGER) =>
-        {
-            let predicted = cluster.apply(&object.id, &object.body, Mode::DryRun { force: true }).await?;
-            Ok(Observation::Present { live, predicted, force: true })
-        }
-        Err(error) => Err(error),
+async fn predict(
+    cluster: &Cluster,
+    bundle: &Bundle<'_>,
+    object: &Object,
+    live: Value,
+) -> Result<Observation, RequestError> {
+    let boxed = || Box::new(object.id.clone());
+    let look = bundle.consent.look;
+    if let Some(owner) = plan::tracker(&object.id, &live).filter(|_| !look) {
+        return Err(RequestError::Tracked { object: boxed(), owner });
     }
+    let adoption = bundle.consent.adopt || plan::is_ours(&live);
+    if let Some(release) = plan::helm_release(&live).filter(|_| !adoption && !look) {
+        return Err(RequestError::Inherited { object: boxed(), release });
+    }
+    let mut means = Means::default();
+    if object.id.kind == "CustomResourceDefinition" && !look {
+        means.migrates = definition::examine(cluster, object, &live).await?;
+        if !means.migrates.is_empty() {
+            // Refused until the objects are moved: what it becomes is what is asked for.
+            let mut predicted = live.clone();
+            predicted["spec"]["versions"] = object.body["spec"]["versions"].clone();
+            return Ok(Observation::Present { live, predicted, means });
+        }
+    }
+    means.predecessors = if adoption { plan::predecessors(&live) } else { Vec::new() };
+    let predicted = match apply_as_allowed(cluster, bundle, object, &live, &mut means).await {
+        Ok(predicted) => predicted,
+        // What a predecessor has set, and goes, may be what makes it invalid:
+        // then it becomes what it would be if it were new.
+        Err(RequestError::Refused { code: 422, causes, .. })
+            if !means.predecessors.is_empty() && plan::immutable(422, &causes).is_none() =>
+        {
+            let mut predicted = anew(cluster, object).await?;
+            let kept = ["uid", "resourceVersion", "generation", "creationTimestamp"];
+            for key in kept {
+                predicted["metadata"][key] = live["metadata"][key].clone();
+            }
+            return Ok(Observation::Present { live, predicted, means });
+        }
+        Err(error) => return replace(cluster, bundle, object, live, error).await,
+    };
+    if means.predecessors.is_empty() {
+        return Ok(Observation::Present { live, predicted, means });
+    }
+    // What the predecessors had set, and nobody wants any more, goes with the
+    // apply that follows: the API server says what is left then.
+    let mut left = plan::without_predecessors(&live, &predicted);
+    let managed = left["metadata"].as_object_mut().and_then(|metadata| metadata.remove("managedFields"));
+    left["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
+    match cluster.rehearse_update(&object.id, &left).await {
+        Ok(mut predicted) => {
+            predicted["metadata"]["managedFields"] = managed.unwrap_or_default();
+            Ok(Observation::Present { live, predicted, means })
+        }
+        Err(error) => replace(cluster, bundle, object, live, error).await,
+    }
+}
+
+/// What our apply would make of an object, with conflicts resolved.
+async fn apply_as_allowed(
+    cluster: &Cluster,
+    bundle: &Bundle<'_>,
+    object: &Object,
+    live: &Value,
+    means: &mut Means,
+) -> Result<Value, RequestError> {
+    let none = Policy::default();
+    let policy = bundle.policies.get(&object.component).unwrap_or(&none);
+    // What is left to its owner may make room for the next conflict.
+    for _ in 0..4 {
+        let body = plan::without(object.body.clone(), &means.yields);
+        let conflicts = match cluster.apply(&object.id, &body, Mode::DryRun { force: means.force }).await {
+            Err(RequestError::Conflict { conflicts, .. }) => conflicts,
+            other => return other,
+        };
+        let resolution = plan::resolve(live, &body, &conflicts, &policy.conflicts, bundle.consent)
+            .map_err(|fields| RequestError::Contested { object: Box::new(object.id.clone()), fields })?;
+        means.force |= resolution.force;
+        means.yields.extend(resolution.yields);
+    }
+    Err(RequestError::Conflict { object: Box::new(object.id.clone()), conflicts: Vec::new() })
+}
+
+/// When the API server says that a field is immutable: may the object be made
+/// anew, and would the new one be accepted?
+async fn replace(
+    cluster: &Cluster,
+    bundle: &Bundle<'_>,
+    object: &Object,
+    live: Value,
+    error: RequestError,
+) -> Result<Observation, RequestError> {
+    let RequestError::Refused { code, causes, .. } = &error else { return Err(error) };
+    let Some(why) = plan::immutable(*code, causes) else { return Err(error) };
+    let loss = plan::loss(&object.id, &live);
+    let allowed = bundle.policies.get(&object.component).map(|policy| policy.recreate).unwrap_or_default();
+    if loss > allowed || loss == Loss::Data {
+        return Err(RequestError::Immutable { object: Box::new(object.id.clone()), why, loss });
+    }
+    let predicted = anew(cluster, object).await?;
+    Ok(Observation::Immutable { live, predicted, why, loss })
+}
+
+/// What the object would be if it were new: made under another name, because
+/// the old one is still there.
+async fn anew(cluster: &Cluster, object: &Object) -> Result<Value, RequestError> {
+    let mut new = object.clone();
+    new.id.name = format!("{}-anew", object.id.name.chars().take(50).collect::<String>());
+    new.body["metadata"]["name"] = new.id.name.as_str().into();
+    let mut predicted = cluster.apply(&new.id, &new.body, Mode::DryRun { force: false }).await?;
+    predicted["metadata"]["name"] = object.id.name.as_str().into();
+    Ok(predicted)
 }

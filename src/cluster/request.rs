@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::{Cluster, Event, retry};
 use crate::manifest::ObjectId;
+use crate::plan::{Cause, Contested, FieldConflict, HelmRelease, Loss};
 
 /// No single attempt takes longer.
 const ATTEMPT: Duration = Duration::from_secs(30);
@@ -46,6 +47,40 @@ pub enum RequestError {
         /// Each field and its manager.
         conflicts: Vec<FieldConflict>,
     },
+    /// Other managers own fields that would change, and nobody has said that they may be taken.
+    #[error("{object}: fields belong to other managers: {}", contested(fields))]
+    Contested {
+        /// The object.
+        object: Box<ObjectId>,
+        /// Each field, its manager, and both values.
+        fields: Vec<Contested>,
+    },
+    /// A GitOps tool keeps the object as its repository says.
+    #[error("{object} belongs to {owner}, which would undo what is applied here")]
+    Tracked {
+        /// The object.
+        object: Box<ObjectId>,
+        /// `Argo CD application x`.
+        owner: String,
+    },
+    /// Another installer's.
+    #[error("{object} belongs to {release}")]
+    Inherited {
+        /// The object.
+        object: Box<ObjectId>,
+        /// The release.
+        release: HelmRelease,
+    },
+    /// It cannot be changed, and may not be made anew.
+    #[error("{object}: {why}, and making it anew is not allowed here: {loss}")]
+    Immutable {
+        /// The object.
+        object: Box<ObjectId>,
+        /// Which field.
+        why: String,
+        /// What would be lost.
+        loss: Loss,
+    },
     /// The API server refuses the object.
     #[error("{object}: {message}")]
     Refused {
@@ -55,6 +90,8 @@ pub enum RequestError {
         message: String,
         /// Its HTTP status.
         code: u16,
+        /// Field by field.
+        causes: Vec<Cause>,
     },
     /// The API server's schema of the kind has no place for a field, or another
     /// type of value there.
@@ -92,23 +129,16 @@ pub enum RequestError {
     },
 }
 
-/// A field that another manager owns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FieldConflict {
-    /// `kubectl-edit`.
-    pub manager: String,
-    /// `.spec.replicas`.
-    pub field: String,
-}
-
-impl fmt::Display for FieldConflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of \"{}\"", self.field, self.manager)
-    }
-}
-
 fn list(conflicts: &[FieldConflict]) -> String {
-    conflicts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    let texts = conflicts.iter().map(|conflict| format!("{} of \"{}\"", conflict.field, conflict.manager));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn contested(fields: &[Contested]) -> String {
+    match fields {
+        [one] => one.to_string(),
+        many => many.iter().map(|field| format!("\n  {field}")).collect(),
+    }
 }
 
 /// What is asked of the API server, for its errors.
@@ -140,7 +170,7 @@ impl Cluster {
     }
 
     /// The resource of an object's kind; `None` when it is not served.
-    pub(super) async fn find_resource(&self, object: &ObjectId) -> Result<Option<ApiResource>, RequestError> {
+    pub(crate) async fn find_resource(&self, object: &ObjectId) -> Result<Option<ApiResource>, RequestError> {
         let request = format!("look up kind {} in {}", object.kind, object.api_version());
         self.repeat(&request, || self.kinds.find(object), |status| other_refusal(object, status)).await
     }
@@ -166,6 +196,33 @@ impl Cluster {
         })?;
         let attempt = || self.client.request::<Value>(built.clone());
         self.repeat(&request, attempt, |status| refusal(target, status)).await
+    }
+
+    /// Sends a request that is about no single object.
+    pub(super) async fn send_raw<T: serde::de::DeserializeOwned>(
+        &self,
+        request: &str,
+        kind: &ObjectId,
+        built: http::Request<Vec<u8>>,
+    ) -> Result<T, RequestError> {
+        self.repeat_plain(request, kind, || self.client.request::<T>(built.clone())).await
+    }
+
+    /// Asks again and again while what is wrong may pass; `kind` is what errors speak of.
+    pub(super) async fn repeat_plain<T, F>(
+        &self,
+        request: &str,
+        kind: &ObjectId,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, RequestError>
+    where
+        F: Future<Output = Result<T, kube::Error>>,
+    {
+        let refusal = |status: &Status| match lacking(&status.message) {
+            Some((user, _)) if status.code == 403 => RequestError::Forbidden { user, permission: request.to_owned() },
+            _ => other_refusal(kind, status),
+        };
+        self.repeat(request, attempt, refusal).await
     }
 
     pub(super) async fn repeat<T, F>(
@@ -276,7 +333,20 @@ fn other_refusal(object: &ObjectId, status: &Status) -> RequestError {
     let object = Box::new(object.clone());
     match malformed(&status.message) {
         Some(why) => RequestError::Malformed { object, why: why.to_owned() },
-        None => RequestError::Refused { object, message: status.message.clone(), code: status.code },
+        None => {
+            let details = status.details.iter().flat_map(|details| &details.causes);
+            let causes = details.map(|cause| Cause {
+                reason: cause.reason.clone(),
+                field: cause.field.clone(),
+                message: cause.message.clone(),
+            });
+            RequestError::Refused {
+                object,
+                message: status.message.clone(),
+                code: status.code,
+                causes: causes.collect(),
+            }
+        }
     }
 }
 

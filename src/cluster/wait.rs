@@ -2,6 +2,7 @@
 //! on their pods, so that the cause is known the moment it appears.
 
 mod follow;
+mod webhook;
 
 use std::time::Duration;
 
@@ -9,10 +10,11 @@ use futures::TryStreamExt as _;
 use futures::stream::FuturesUnordered;
 
 use super::apply::Applied;
+use super::observe::Policies;
 use super::{Cluster, Event, RequestError, retry};
 use crate::manifest::ObjectId;
 use crate::plan::Change;
-use crate::readiness::{self, Culprit, State, Why};
+use crate::readiness::{self, Culprit, Declared, State, Why};
 
 /// How long something is waited for that an installation can do without: an
 /// address of a load balancer may never come.
@@ -99,20 +101,36 @@ impl std::fmt::Display for NotReady {
 /// # Errors
 /// The first object that will not become ready, or any that is not when the
 /// deadline passes.
-pub async fn level(cluster: &Cluster, applied: &[Applied]) -> Result<(), WaitError> {
+pub async fn level(cluster: &Cluster, applied: &[Applied], policies: &Policies) -> Result<(), WaitError> {
     let waiting: FuturesUnordered<_> = applied
         .iter()
-        .filter(|object| readiness::has_rule(&object.id.group, &object.id.kind))
-        .map(|object| one(cluster, object))
+        .map(|object| (object, declared(policies, &object.component, &object.id)))
+        .filter(|(object, declared)| {
+            readiness::has_rule(&object.id.group, &object.id.kind)
+                || declared.is_some_and(|declared| !declared.ready.is_empty() || !declared.failed.is_empty())
+        })
+        .map(|(object, declared)| one(cluster, object, declared))
         .collect();
-    waiting.try_collect().await
+    waiting.try_collect::<()>().await?;
+    webhook::level(cluster, applied, policies).await
+}
+
+/// What a component declares of a kind's readiness.
+pub fn declared<'a>(policies: &'a Policies, component: &str, id: &ObjectId) -> Option<&'a Declared> {
+    policies.get(component)?.readiness.iter().find(|declared| declared.is_of(&id.group, &id.kind))
+}
+
+/// Whether the installation can do without an object.
+pub fn is_optional(declared: Option<&Declared>, id: &ObjectId) -> bool {
+    let by_kind = || readiness::is_optional(&id.group, &id.kind);
+    declared.and_then(|declared| declared.optional).unwrap_or_else(by_kind)
 }
 
 /// Why an object that is not ready is not, as far as it can be told at once;
 /// nothing when it is ready after all.
-pub async fn explain(cluster: &Cluster, object: Applied) -> Option<NotReady> {
+pub async fn explain(cluster: &Cluster, object: Applied, policies: &Policies) -> Option<NotReady> {
     let cluster = cluster.until(super::request::now() + Duration::from_secs(1));
-    match one(&cluster, &object).await {
+    match one(&cluster, &object, declared(policies, &object.component, &object.id)).await {
         Err(WaitError::NotReady(why)) => Some(*why),
         _ => None,
     }
@@ -161,9 +179,13 @@ async fn serve(cluster: &Cluster, kind: &ObjectId) -> Result<(), RequestError> {
     Ok(())
 }
 
-async fn one(cluster: &Cluster, applied: &Applied) -> Result<(), WaitError> {
-    let mut follow = follow::Follow::new(cluster, applied).await?;
-    let optional = readiness::is_optional(&applied.id.group, &applied.id.kind);
+async fn one(cluster: &Cluster, applied: &Applied, declared: Option<&Declared>) -> Result<(), WaitError> {
+    let mut follow = follow::Follow::new(cluster, applied, declared.cloned()).await?;
+    let optional = is_optional(declared, &applied.id);
+    if let Some(why) = deferred(cluster, &applied.id).await? {
+        cluster.report(Event::Warning { message: format!("{}: {why}", applied.id) });
+        return Ok(());
+    }
     let deadline = if optional { patience(applied).min(cluster.limits.deadline) } else { cluster.limits.deadline };
     let mut said = None;
     loop {
@@ -195,6 +217,29 @@ async fn one(cluster: &Cluster, applied: &Applied) -> Result<(), WaitError> {
             said = Some(why);
         }
     }
+}
+
+/// Why a claim is not bound now, and need not be: its class waits for a pod.
+async fn deferred(cluster: &Cluster, id: &ObjectId) -> Result<Option<String>, RequestError> {
+    if !id.group.is_empty() || id.kind != "PersistentVolumeClaim" {
+        return Ok(None);
+    }
+    let Some(claim) = cluster.get(id).await? else { return Ok(None) };
+    let bound = claim.pointer("/status/phase").and_then(|phase| phase.as_str()) == Some("Bound");
+    let Some(name) = claim.pointer("/spec/storageClassName").and_then(|name| name.as_str()).filter(|_| !bound) else {
+        return Ok(None);
+    };
+    let class = ObjectId {
+        group: "storage.k8s.io".into(),
+        version: "v1".into(),
+        kind: "StorageClass".into(),
+        namespace: None,
+        name: name.into(),
+    };
+    // Who may not look at classes waits as for any other.
+    let class = cluster.get(&class).await.ok().flatten();
+    let waits = class.is_some_and(|class| class["volumeBindingMode"] == "WaitForFirstConsumer");
+    Ok(waits.then(|| format!("is bound when a pod uses it (StorageClass \"{name}\"), and is not waited for")))
 }
 
 /// Until when something optional is waited for. What was not written had all

@@ -12,14 +12,14 @@ use crate::certificate::issue::{LiveSecrets, materialise};
 use crate::certificate::{LiveSecret, secret_object};
 use crate::cluster::{Cluster, Event};
 use crate::manifest::{GeneratedSecret, Object, ObjectId, Rendered};
-use crate::plan::Desired;
+use crate::plan::{self, Desired, Record};
 
 type SecretKey = (String, String);
 
 /// The desired set. Key material that lives is kept byte for byte.
 pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<Desired, InstallError> {
     let live = live_secrets(cluster, rendered).await?;
-    let mut desired = Desired { objects: rendered.objects.clone(), authorities: BTreeSet::new() };
+    let mut desired = Desired { objects: rendered.objects.clone(), ..Desired::default() };
     for outcome in materialise(&rendered.certificates, &live, super::now()).map_err(InstallError::Certificates)? {
         for message in outcome.warnings {
             cluster.report(Event::Warning { message });
@@ -32,7 +32,17 @@ pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<De
         desired.objects.push(object);
     }
     desired.objects.extend(generated(&rendered.generated, &live)?);
+    desired.objects.iter_mut().for_each(|object| plan::drop_placeholders(&mut object.body));
     Ok(desired)
+}
+
+/// Leaves components out that a run shall not touch.
+pub(super) fn leave_out(desired: &mut Desired, installed: Option<&Record>, leaves: impl Fn(&str) -> bool) {
+    let recorded = installed.into_iter().flat_map(|record| &record.inventory).map(|entry| entry.component.as_str());
+    let all = desired.objects.iter().map(|object| object.component.as_str()).chain(recorded);
+    desired.untouched = all.filter(|component| leaves(component)).map(str::to_owned).collect();
+    let untouched = &desired.untouched;
+    desired.objects.retain(|object| !untouched.contains(&object.component));
 }
 
 /// The live Secrets that hold certificates or random values.
@@ -86,7 +96,7 @@ fn empty_secret(value: &GeneratedSecret) -> Object {
     }
 }
 
-fn secret_id(namespace: &str, name: &str) -> ObjectId {
+pub(super) fn secret_id(namespace: &str, name: &str) -> ObjectId {
     ObjectId {
         group: String::new(),
         version: "v1".into(),

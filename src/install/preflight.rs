@@ -72,7 +72,7 @@ pub(super) async fn checked(
 ) -> Result<Plan, InstallError> {
     let Reviewed { plan, report } = review(cluster, wanted, prepared).await?;
     match Refusal::of(&report) {
-        Some(refusal) if !wanted.skip_checks => return Err(InstallError::Preflight(Box::new(refusal))),
+        Some(refusal) if !wanted.options.skip_checks => return Err(InstallError::Preflight(Box::new(refusal))),
         _ => {}
     }
     for finding in report.findings.iter().filter(|finding| finding.verdict != Verdict::Ok) {

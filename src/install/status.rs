@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::{InstallError, Installation, desired};
 use crate::cluster::apply::Applied;
+use crate::cluster::observe::Policies;
 use crate::cluster::{Cluster, observe, wait};
 use crate::manifest::{Object, ObjectId, Runlevel};
-use crate::plan::{self, Action, Change, Observation, Observations, Progress, Record};
+use crate::plan::{self, Action, Change, Consent, Observation, Observations, Progress, Pruned, Record};
 use crate::readiness::{self, Pin, State};
 
 /// What the installation is like.
@@ -86,8 +87,11 @@ impl Status {
 pub async fn status(cluster: &Cluster, installed: &Installation, record: &Record) -> Result<Status, InstallError> {
     let desired = desired::desired(cluster, &installed.rendered).await?;
     // A field that another manager has taken is drift here, not a conflict.
-    let observed = observe::observe(cluster, &desired.objects, true).await.map_err(InstallError::Observe)?;
-    let plan = plan::plan(&desired, &observed, Some(record), &record.settings).map_err(InstallError::Plan)?;
+    let consent = Consent { force: true, look: true, adopt: false };
+    let observed = observe::observe(cluster, &desired.objects, &installed.rendered.policies, consent).await;
+    let observed = observed.map_err(InstallError::Observe)?;
+    let plan = plan::plan(&desired, &observed, Pruned::default(), Some(record), &record.settings)
+        .map_err(InstallError::Plan)?;
     let (missing, drift): (Vec<&Change>, Vec<&Change>) =
         plan.changes().filter(|change| change.action.is_change()).partition(|change| change.action == Action::Create);
     Ok(Status {
@@ -98,17 +102,25 @@ pub async fn status(cluster: &Cluster, installed: &Installation, record: &Record
         version: record.version.clone(),
         namespace: installed.rendered.operator_namespace.clone(),
         image: record.settings.image.clone(),
-        levels: levels(cluster, &desired.objects, &observed).await,
+        levels: levels(cluster, &desired.objects, &observed, &installed.rendered.policies).await,
         missing: missing.into_iter().map(|change| change.id.clone()).collect(),
         drift: drift.into_iter().cloned().collect(),
     })
 }
 
-async fn levels(cluster: &Cluster, objects: &[Object], observed: &Observations) -> Vec<LevelStatus> {
-    let pending = stream::iter(objects)
-        .map(|object| async move { (object.id.clone(), pending(cluster, object, observed.get(&object.id)).await) })
-        .buffer_unordered(16)
-        .filter_map(|(id, pending)| async { Some((id, pending?)) });
+async fn levels(
+    cluster: &Cluster,
+    objects: &[Object],
+    observed: &Observations,
+    policies: &Policies,
+) -> Vec<LevelStatus> {
+    let pending =
+        stream::iter(objects)
+            .map(|object| async move {
+                (object.id.clone(), pending(cluster, object, observed.get(&object.id), policies).await)
+            })
+            .buffer_unordered(16)
+            .filter_map(|(id, pending)| async { Some((id, pending?)) });
     let mut pending: BTreeMap<ObjectId, ObjectStatus> = pending.collect().await;
     let mut levels: BTreeMap<Runlevel, BTreeMap<String, ComponentStatus>> = BTreeMap::new();
     for object in objects {
@@ -126,21 +138,30 @@ async fn levels(cluster: &Cluster, objects: &[Object], observed: &Observations) 
 }
 
 /// Why an object is not ready, down to its pods; nothing when it is.
-async fn pending(cluster: &Cluster, object: &Object, observation: Option<&Observation>) -> Option<ObjectStatus> {
+async fn pending(
+    cluster: &Cluster,
+    object: &Object,
+    observation: Option<&Observation>,
+    policies: &Policies,
+) -> Option<ObjectStatus> {
     let live = match observation {
-        Some(Observation::Present { live, .. }) => Some(live),
+        Some(Observation::Present { live, .. } | Observation::Immutable { live, .. }) => Some(live),
         _ => None,
     };
-    let (State::Pending(mut why) | State::Failed(mut why)) = readiness::assess(live, &Pin::default()) else {
+    let declared = wait::declared(policies, &object.component, &object.id);
+    let (State::Pending(mut why) | State::Failed(mut why)) =
+        readiness::assess_declared(live, &Pin::default(), declared)
+    else {
         return None;
     };
     if live.is_none() {
         "does not exist".clone_into(&mut why);
     }
-    let optional = live.is_some() && readiness::is_optional(&object.id.group, &object.id.kind);
+    let optional = live.is_some() && wait::is_optional(declared, &object.id);
     if let Some(live) = live.filter(|_| !optional) {
-        let applied = Applied { id: object.id.clone(), pin: Pin::of(live), written: false };
-        if let Some(explained) = wait::explain(cluster, applied).await {
+        let applied =
+            Applied { id: object.id.clone(), component: object.component.clone(), pin: Pin::of(live), written: false };
+        if let Some(explained) = wait::explain(cluster, applied, policies).await {
             if let Some(culprit) = explained.culprit {
                 why = format!("{why}; pod \"{}\": {}", culprit.pod, culprit.trouble.describe());
             }

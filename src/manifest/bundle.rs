@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::profile::ValueSpec;
 
 use super::fault::{Fault, Faults, unless};
+use super::policy::DeclaredPolicy;
 use super::yaml;
 
 static MANIFESTS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/manifests");
@@ -74,6 +75,8 @@ pub struct Component {
     pub images: Vec<String>,
     /// Random values that are made once and kept.
     pub generated: Vec<Generated>,
+    /// How its objects are applied and waited for.
+    pub policy: DeclaredPolicy,
     /// Its objects: path and text; `.yaml.j2` are templates, `.yaml` are not.
     pub files: Vec<(String, String)>,
 }
@@ -107,6 +110,8 @@ struct ComponentFile {
     values: IndexMap<String, ValueSpec>,
     #[serde(default)]
     generated: Vec<Generated>,
+    #[serde(default)]
+    policy: DeclaredPolicy,
 }
 
 #[derive(Deserialize)]
@@ -178,6 +183,7 @@ impl Reader {
                 self.faults.push(Fault::of(path, format!("image value \"{image}\" is not declared")));
             }
         }
+        self.faults.extend(file.policy.fault().map(|message| Fault::of(path, format!("policy: {message}"))));
         self.declare(path, name, file.values);
         let component = Component {
             name: name.to_owned(),
@@ -186,6 +192,7 @@ impl Reader {
             enabled: file.enabled,
             images: file.images,
             generated: file.generated,
+            policy: file.policy,
             files: Vec::new(),
         };
         self.components.insert(name.to_owned(), component);

@@ -12,7 +12,7 @@ use super::fault::{Fault, Faults, unless};
 use super::kinds::{self, Kind};
 use super::template::{RenderError, Renderer, Text};
 use super::yaml::{self, Document};
-use super::{GeneratedSecret, Object, ObjectId, Rendered, Runlevel, check};
+use super::{GeneratedSecret, Object, ObjectId, Policy, Probe, Rendered, Runlevel, check};
 
 /// Renders every component of a profile.
 ///
@@ -24,6 +24,7 @@ pub fn render(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Ren
     let mut faults = Vec::new();
     let mut drafts = Vec::new();
     let mut generated = Vec::new();
+    let mut policies = BTreeMap::new();
     for (runlevel, names) in &profile.runlevels {
         for component in names.iter().filter_map(|name| bundle.components.get(name)) {
             match enabled(&renderer, component) {
@@ -38,6 +39,7 @@ pub fn render(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Ren
                 Collector { renderer: &renderer, values, component, runlevel: *runlevel, faults: &mut faults };
             collector.objects(&mut drafts);
             collector.generated(&mut generated);
+            policies.insert(component.name.clone(), collector.policy());
         }
     }
     let objects = order(drafts, &mut faults);
@@ -51,6 +53,7 @@ pub fn render(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Ren
         objects,
         certificates,
         generated,
+        policies,
     };
     unless(faults, rendered)
 }
@@ -143,6 +146,46 @@ impl Collector<'_> {
             let to_template = |fault: Fault| Fault { line: fault.line.map(|line| text.line(line)), ..fault };
             self.faults.extend(faults.into_iter().map(to_template));
             drafts.extend(documents.into_iter().filter_map(|document| self.draft(path, &text, document)));
+        }
+    }
+
+    fn policy(&mut self) -> Policy {
+        let declared = &self.component.policy;
+        let path = format!("manifests/{}/component.yaml", self.component.name);
+        let probes = declared.probes.iter().map(|probe| Probe {
+            webhook: probe.webhook.clone(),
+            accept: probe.accept.as_ref().and_then(|text| self.probe(&path, text)),
+            reject: probe.reject.as_ref().and_then(|text| self.probe(&path, text)),
+        });
+        Policy {
+            probes: probes.collect(),
+            conflicts: declared.conflicts.clone(),
+            recreate: declared.recreate,
+            readiness: declared.readiness.clone(),
+        }
+    }
+
+    /// The object of a probe.
+    fn probe(&mut self, path: &str, source: &str) -> Option<Object> {
+        let text = match self.renderer.yaml(path, source) {
+            Ok(text) => text,
+            Err(faults) => {
+                self.faults.extend(faults);
+                return None;
+            }
+        };
+        let (documents, faults) = yaml::parse(path, &text.text);
+        self.faults.extend(faults);
+        let body = documents.into_iter().next()?.value;
+        match identity(&body) {
+            Ok(id) => {
+                let component = self.component.name.clone();
+                Some(Object { id, component, runlevel: self.runlevel, body, source: path.to_owned() })
+            }
+            Err((_, message)) => {
+                self.faults.push(Fault::of(path, format!("probes: {message}")));
+                None
+            }
         }
     }
 

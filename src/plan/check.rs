@@ -41,7 +41,8 @@ pub fn check(plan: &Plan, desired: &[Object]) -> Vec<Fault> {
         if !seen.insert(&change.id) {
             faults.push(Fault::Twice(change.id.clone()));
         }
-        if matches!(&change.action, Action::Configure { changes } if changes.is_empty()) {
+        let (Action::Configure { changes } | Action::Recreate { changes, .. }) = &change.action else { continue };
+        if changes.is_empty() {
             faults.push(Fault::NoField(change.id.clone()));
         }
     }

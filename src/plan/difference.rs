@@ -46,6 +46,15 @@ pub fn difference(live: &Value, predicted: &Value) -> Vec<FieldChange> {
 }
 
 impl FieldChange {
+    /// That the fields of others become ours, with the same values.
+    pub(super) fn of_ownership(owners: &[String]) -> Self {
+        Self {
+            path: ".metadata.managedFields".into(),
+            before: Some(format!("fields of {}", owners.join(", ")).into()),
+            after: Some(Value::from("our fields")),
+        }
+    }
+
     fn conceal(&mut self) {
         let in_data = [".data", ".stringData"].iter().any(|p| self.path.starts_with(p));
         // kubectl keeps a whole copy of what was applied in an annotation.
@@ -70,7 +79,7 @@ pub fn mask(mut object: Value) -> Value {
     object
 }
 
-fn is_secret(object: &Value) -> bool {
+pub(super) fn is_secret(object: &Value) -> bool {
     object.get("apiVersion").is_some_and(|v| v == "v1") && object.get("kind").is_some_and(|k| k == "Secret")
 }
 

@@ -5,11 +5,18 @@ use std::fmt;
 use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
-use super::{Action, Change, Counts, FieldChange, Plan};
+use super::{Action, Change, Counts, FieldChange, Means, Plan};
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} to create, {} to configure, {} unchanged", self.create, self.configure, self.unchanged)
+        write!(f, "{} to create, {} to configure", self.create, self.configure)?;
+        if self.recreate > 0 {
+            write!(f, ", {} to recreate", self.recreate)?;
+        }
+        if self.delete > 0 {
+            write!(f, ", {} to delete", self.delete)?;
+        }
+        write!(f, ", {} unchanged", self.unchanged)
     }
 }
 
@@ -26,6 +33,16 @@ impl fmt::Display for Plan {
                 write!(f, "{change}")?;
             }
         }
+        if !self.deletions.is_empty() {
+            writeln!(f, "when all is ready")?;
+        }
+        for deletion in &self.deletions {
+            writeln!(f, "  delete     {} ({})", deletion.id, deletion.component)?;
+            deletion.brakes.iter().try_for_each(|brake| writeln!(f, "             {brake}"))?;
+        }
+        for release in &self.releases {
+            writeln!(f, "{release}: Helm is made to forget it")?;
+        }
         if let Some(why) = &self.record {
             writeln!(f, "record: {why}")?;
         }
@@ -38,13 +55,34 @@ impl fmt::Display for Change {
         let component = &self.component;
         match &self.action {
             Action::Create => writeln!(f, "  create     {} ({component})", self.id),
+            Action::Finished => writeln!(f, "  finished   {} ({component})", self.id),
             Action::Unchanged => writeln!(f, "  unchanged  {} ({component})", self.id),
             Action::Configure { changes } => {
-                let force = if self.force { ", taking over fields of other managers" } else { "" };
-                writeln!(f, "  configure  {} ({component}{force})", self.id)?;
+                writeln!(f, "  configure  {} ({component}{})", self.id, self.means)?;
+                changes.iter().try_for_each(|change| write!(f, "{change}"))
+            }
+            Action::Recreate { changes, why, loss } => {
+                writeln!(f, "  recreate   {} ({component}; {loss}: {why})", self.id)?;
                 changes.iter().try_for_each(|change| write!(f, "{change}"))
             }
         }
+    }
+}
+
+impl fmt::Display for Means {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.predecessors.is_empty() {
+            write!(f, ", taking over from {}", self.predecessors.join(", "))?;
+        } else if self.force {
+            write!(f, ", taking over fields of other managers")?;
+        }
+        if !self.yields.is_empty() {
+            write!(f, ", leaving {} to its owner", self.yields.join(", "))?;
+        }
+        if !self.migrates.is_empty() {
+            write!(f, ", moving live objects out of {}", self.migrates.join(", "))?;
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The name that somebody probably meant.
 
 /// `; did you mean "x"?`, or nothing when no candidate is near.
-pub(super) fn did_you_mean<'a>(name: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> String {
+pub(crate) fn did_you_mean<'a>(name: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> String {
     let near = candidates
         .clone()
         .map(|candidate| (strsim::normalized_damerau_levenshtein(name, candidate), candidate))

@@ -23,6 +23,10 @@ pub struct Culprit {
 /// `sets` are ReplicaSets; only a Deployment needs them.
 pub fn culprit<'a>(workload: &Value, sets: &[&Value], pods: impl IntoIterator<Item = &'a Value>) -> Option<Culprit> {
     let owner = Owner::of(workload, sets)?;
+    let pods: Vec<&Value> = pods.into_iter().collect();
+    if let Some(stuck) = stuck(workload, &owner, &pods) {
+        return Some(stuck);
+    }
     let mut troubled: Vec<Culprit> = pods
         .into_iter()
         .filter(|pod| owner.owns(pod) && pod.pointer("/metadata/deletionTimestamp").is_none())
@@ -39,6 +43,28 @@ pub fn culprit<'a>(workload: &Value, sets: &[&Value], pods: impl IntoIterator<It
     let mut troubled = troubled.into_iter();
     let first = troubled.next()?;
     Some(Culprit { others: troubled.map(|other| other.pod).collect(), ..first })
+}
+
+/// A pod of an earlier revision that is broken: a StatefulSet that goes in
+/// order waits for it for ever, and never gets to the new revision.
+fn stuck(workload: &Value, owner: &Owner<'_>, pods: &[&Value]) -> Option<Culprit> {
+    let ordered = text(workload, "/kind") == Some("StatefulSet")
+        && text(workload, "/spec/podManagementPolicy") != Some("Parallel")
+        && text(workload, "/spec/updateStrategy/type") != Some("OnDelete");
+    if !ordered {
+        return None;
+    }
+    let earlier = |pod: &&&Value| {
+        is_owned_by(pod, owner.uid) && !owner.owns(pod) && pod.pointer("/metadata/deletionTimestamp").is_none()
+    };
+    let mut broken = pods.iter().filter(earlier).filter_map(|pod| {
+        let trouble = trouble(pod).filter(Trouble::is_fatal)?;
+        let name = text(pod, "/metadata/name")?.to_owned();
+        let namespace = text(pod, "/metadata/namespace").unwrap_or_default().to_owned();
+        let trouble = trouble.stuck(&namespace, &name);
+        Some(Culprit { pod: name, namespace, trouble, others: Vec::new() })
+    });
+    broken.next()
 }
 
 /// Who owns the pods of the current revision.

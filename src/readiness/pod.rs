@@ -40,6 +40,16 @@ impl Trouble {
         !matches!(self.why, Why::Unschedulable | Why::ImagePending(_) | Why::Unready)
     }
 
+    /// The same, of a pod that nobody will replace by itself.
+    pub(super) fn stuck(self, namespace: &str, pod: &str) -> Self {
+        let detail = format!(
+            "{}; it is of an earlier revision, and a StatefulSet that goes in order never replaces a broken pod: \
+             `kubectl -n {namespace} delete pod {pod}` lets it go on",
+            self.detail
+        );
+        Self { detail, ..self }
+    }
+
     /// `container "buildd": CrashLoopBackOff, exit code 1: …`.
     pub fn describe(&self) -> String {
         match &self.container {

@@ -2,16 +2,28 @@
 //! played; what a node has to say about images is written into their status.
 
 mod access;
+mod adoption;
+mod bundled;
+mod changes;
 mod faults;
+mod ownership;
 mod preflight;
 mod refusals;
+mod removal;
 mod runs;
+mod weather;
 
 pub(crate) use access::*;
+pub(crate) use adoption::*;
+use bundled::Bundled;
+pub(crate) use changes::*;
 pub(crate) use faults::*;
+pub(crate) use ownership::*;
 pub(crate) use preflight::*;
 pub(crate) use refusals::*;
+pub(crate) use removal::*;
 pub(crate) use runs::*;
+pub(crate) use weather::*;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,11 +33,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, PersistentVolumeClaim, Pod, Secret};
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
 use crate::harness::Cluster;
@@ -65,6 +78,18 @@ impl Farm {
         command
     }
 
+    /// A command with another way to the API server.
+    fn command_through(&self, kubeconfig: &Path, verb: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        command.args(["cluster", verb, "--kubeconfig"]).arg(kubeconfig);
+        match verb {
+            "init" => command.args(["--profile", "dev", "--image", IMAGE, "--timeout=60s"]).args(self.sets()),
+            _ => command.args(["--namespace", &self.names.operator]),
+        };
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
     fn sets(&self) -> Vec<String> {
         let Namespaces { operator, builds, system } = &self.names;
         [("operator", operator), ("builds", builds), ("system", system)]
@@ -96,10 +121,15 @@ impl Farm {
     }
 
     async fn record(&self) -> anyhow::Result<Option<Value>> {
-        let maps: Api<ConfigMap> = Api::namespaced(self.client(), &self.names.operator);
-        let Some(map) = maps.get_opt("bko-install").await? else { return Ok(None) };
-        let data = map.data.unwrap_or_default();
-        Ok(Some(serde_json::from_str(data.get("record.json").context("no record.json")?)?))
+        record(&self.client(), &self.names.operator).await
+    }
+
+    /// Commands that find the installation by its record.
+    async fn found(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        command.args(["cluster", verb, "--namespace", &self.names.operator, "--kubeconfig"]);
+        command.arg(self.cluster.kubeconfig()).args(args).kill_on_drop(true);
+        Run::new(command.output().await?)
     }
 
     async fn lease(&self) -> anyhow::Result<Option<Lease>> {
@@ -119,6 +149,21 @@ impl Farm {
         }
         Ok(all)
     }
+}
+
+/// The record, with its inventory, which is kept in parts.
+async fn record(client: &Client, namespace: &str) -> anyhow::Result<Option<Value>> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let Some(map) = maps.get_opt("bko-install").await? else { return Ok(None) };
+    let data = map.data.unwrap_or_default();
+    let mut record: Value = serde_json::from_str(data.get("record.json").context("no record.json")?)?;
+    let mut packed = Vec::new();
+    for name in record["inventoryParts"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        let part = maps.get(name).await?.binary_data.unwrap_or_default();
+        packed.extend(part.get("part").context("no part")?.0.clone());
+    }
+    record["inventory"] = serde_json::from_reader(flate2::read::GzDecoder::new(packed.as_slice()))?;
+    Ok(Some(record))
 }
 
 /// What a run left behind.

@@ -24,6 +24,7 @@ mod key_command;
 mod keys;
 mod kube_errors;
 mod metrics;
+mod ownership;
 mod plans;
 mod preflight;
 mod profiles;

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bko_install::manifest::{Object, ObjectId, Runlevel};
 use bko_install::plan::{
-    Action, Desired, Fault, Observation, Observations, Plan, PlanError, Progress, Record, Settings, check, difference,
-    plan,
+    Action, Desired, Fault, Means, Observation, Observations, Origin, Plan, PlanError, Progress, Pruned, Record,
+    Remains, Settings, check, difference, plan, unwanted,
 };
 use jiff::Timestamp;
 use proptest::prelude::*;
@@ -67,7 +67,7 @@ fn example() -> (Desired, Observations) {
     let mut authority = secret(TOKEN, "3");
     authority["metadata"]["name"] = "zz-authority".into();
     let authority = object(Runlevel::Rc1, "certificates", authority);
-    let present = |live: Value, predicted: Value| Observation::Present { live, predicted, force: false };
+    let present = |live: Value, predicted: Value| Observation::Present { live, predicted, means: Means::default() };
     let observed = [
         present(
             deployment(1, "[{name: server, image: 'x:1'}]"),
@@ -82,12 +82,12 @@ fn example() -> (Desired, Observations) {
     observed.insert(authority.id.clone(), Observation::Absent);
     let authorities = BTreeSet::from([authority.id.clone()]);
     let objects = objects.into_iter().chain([authority]).collect();
-    (Desired { objects, authorities }, observed)
+    (Desired { objects, authorities, ..Desired::default() }, observed)
 }
 
 fn example_plan() -> (Plan, Desired) {
     let (desired, observed) = example();
-    (plan(&desired, &observed, None, &settings()).unwrap(), desired)
+    (plan(&desired, &observed, Pruned::default(), None, &settings()).unwrap(), desired)
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn an_object_that_was_not_observed_is_no_plan() {
     let (desired, mut observed) = example();
     let id = desired.objects[0].id.clone();
     observed.remove(&id);
-    assert_eq!(plan(&desired, &observed, None, &settings()), Err(PlanError::NotObserved(id)));
+    assert_eq!(plan(&desired, &observed, Pruned::default(), None, &settings()), Err(PlanError::NotObserved(id)));
 }
 
 /// The checker itself must see what it is there for.
@@ -211,10 +211,10 @@ fn installed() -> (Desired, Observations, Record) {
     let live = |object: &Object| {
         let mut live = object.body.clone();
         live["metadata"]["uid"] = format!("uid-{}", object.id.name).into();
-        Observation::Present { predicted: live.clone(), live, force: false }
+        Observation::Present { predicted: live.clone(), live, means: Means::default() }
     };
-    let first = plan(&desired, &observed, None, &settings()).unwrap();
-    let mut record = Record::intent(&first, None, &settings(), Timestamp::UNIX_EPOCH);
+    let first = plan(&desired, &observed, Pruned::default(), None, &settings()).unwrap();
+    let mut record = Record::intent(&first, None, &settings(), Origin::Init, Timestamp::UNIX_EPOCH);
     for object in &desired.objects {
         record.applied(&object.id, &format!("uid-{}", object.id.name));
     }
@@ -226,7 +226,7 @@ fn installed() -> (Desired, Observations, Record) {
 #[test]
 fn after_a_successful_run_the_plan_is_empty() {
     let (desired, observed, record) = installed();
-    let plan = plan(&desired, &observed, Some(&record), &settings()).unwrap();
+    let plan = plan(&desired, &observed, Pruned::default(), Some(&record), &settings()).unwrap();
     assert!(plan.is_empty(), "{plan}");
     assert_eq!(plan.to_string(), "0 to create, 0 to configure, 6 unchanged\n");
 }
@@ -237,7 +237,7 @@ fn a_record_that_is_not_as_it_should_be_is_a_change_by_itself() {
     let why = |tamper: &dyn Fn(&mut Record), settings: &Settings| {
         let mut record = record.clone();
         tamper(&mut record);
-        let plan = plan(&desired, &observed, Some(&record), settings).unwrap();
+        let plan = plan(&desired, &observed, Pruned::default(), Some(&record), settings).unwrap();
         assert_eq!(plan.is_empty(), plan.record.is_none());
         plan.record
     };
@@ -257,15 +257,53 @@ fn a_record_that_is_not_as_it_should_be_is_a_change_by_itself() {
 }
 
 #[test]
-fn what_is_no_longer_desired_stays_in_the_inventory() {
+fn what_is_no_longer_desired_is_recorded_until_it_is_gone() {
     let (mut desired, observed, record) = installed();
     let gone = desired.objects.remove(1).id;
-    let plan = plan(&desired, &observed, Some(&record), &settings()).unwrap();
-    assert_eq!(plan.record.as_deref(), Some("the inventory changes"));
-    let next = Record::intent(&plan, Some(&record), &settings(), Timestamp::UNIX_EPOCH);
-    let entry = next.inventory.iter().find(|entry| entry.id == gone).unwrap();
-    assert_eq!(entry.uid.as_deref(), Some("uid-server"));
+    let unwanted = unwanted(&desired, Some(&record));
+    assert_eq!(unwanted.iter().map(|entry| &entry.id).collect::<Vec<_>>(), [&gone]);
+    let ours = Remains::Ours { uid: "uid-server".into(), brakes: Vec::new() };
+    let remains = Pruned::new(unwanted.clone().into_iter().map(|entry| (entry, ours.clone())));
+    let doomed = plan(&desired, &observed, remains, Some(&record), &settings()).unwrap();
+    assert_eq!(doomed.brakes, []);
+    assert!(doomed.to_string().contains("when all is ready\n  delete     Service farm/server (server)\n"), "{doomed}");
+    let mut next = Record::intent(&doomed, Some(&record), &settings(), Origin::Init, Timestamp::UNIX_EPOCH);
     assert_eq!(next.inventory.len(), record.inventory.len());
+    next.removed(&gone);
+    assert_eq!(next.inventory.len(), record.inventory.len() - 1);
+
+    // What somebody else has removed is only forgotten; what is kept stays.
+    let forgotten = Pruned::new(unwanted.iter().cloned().map(|entry| (entry, Remains::Gone)));
+    let plan_of = |remains| plan(&desired, &observed, remains, Some(&record), &settings()).unwrap();
+    assert_eq!(plan_of(forgotten).record.as_deref(), Some("the inventory changes"));
+    let kept = Pruned::new(unwanted.into_iter().map(|entry| (entry, Remains::Kept)));
+    assert!(plan_of(kept).is_empty());
+}
+
+#[test]
+fn components_that_are_left_out_stay_as_they_are() {
+    let (mut desired, observed, record) = installed();
+    desired.untouched.insert("server".into());
+    desired.objects.retain(|object| object.component != "server");
+    assert_eq!(unwanted(&desired, Some(&record)), []);
+    let plan = plan(&desired, &observed, Pruned::default(), Some(&record), &settings()).unwrap();
+    assert!(plan.is_empty(), "{plan}");
+}
+
+#[test]
+fn ten_revisions_are_remembered_and_the_last_good_one_is_found() {
+    let (desired, observed, mut record) = installed();
+    let plan = plan(&desired, &observed, Pruned::default(), Some(&record), &settings()).unwrap();
+    for run in 2..=14_u32 {
+        record = Record::intent(&plan, Some(&record), &settings(), Origin::Init, Timestamp::UNIX_EPOCH);
+        record.history.last_mut().unwrap().objects = vec![format!("part-{run}")];
+        record.outcome((run == 13).then(|| "broke".into()), Timestamp::UNIX_EPOCH);
+    }
+    let numbers: Vec<u32> = record.history.iter().map(|revision| revision.revision).collect();
+    assert_eq!(numbers, (5..=14).collect::<Vec<_>>());
+    assert_eq!(record.revision(None).unwrap().revision, 12);
+    assert_eq!(record.revision(Some(5)).unwrap().objects, ["part-5"]);
+    assert_eq!(record.revision(Some(4)), None);
 }
 
 #[test]
@@ -277,7 +315,8 @@ fn a_record_holds_no_secret_and_no_digest_of_one() {
     let secret = other.objects.iter_mut().find(|object| object.id.name == "token").unwrap();
     secret.body["data"]["token"] = "b3RoZXItc2VjcmV0".into();
     let digests = |desired: &Desired| -> Vec<String> {
-        plan(desired, &observed, None, &settings()).unwrap().changes().map(|change| change.digest.clone()).collect()
+        let plan = plan(desired, &observed, Pruned::default(), None, &settings()).unwrap();
+        plan.changes().map(|change| change.digest.clone()).collect()
     };
     assert_eq!(digests(&desired), digests(&other));
     other.objects[0].body["spec"]["replicas"] = 7.into();
@@ -289,7 +328,7 @@ fn a_record_survives_its_own_format() {
     let (_, _, record) = installed();
     let text = serde_json::to_string(&record).unwrap();
     assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
-    assert!(text.starts_with(r#"{"format":1,"state":"installed","#), "{text}");
+    assert!(text.starts_with(r#"{"format":2,"state":"installed","#), "{text}");
 }
 
 const KINDS: [(&str, &str); 12] = [
@@ -326,12 +365,12 @@ proptest! {
             live["data"]["key"] = format!("former-value-{index}").into();
             observed.insert(object.id.clone(), match state {
                 0 => Observation::Absent,
-                1 => Observation::Present { live: body.clone(), predicted: body, force: false },
-                _ => Observation::Present { live, predicted: body, force: false },
+                1 => Observation::Present { live: body.clone(), predicted: body, means: Means::default() },
+                _ => Observation::Present { live, predicted: body, means: Means::default() },
             });
             desired.objects.push(object);
         }
-        let plan = plan(&desired, &observed, None, &settings()).unwrap();
+        let plan = plan(&desired, &observed, Pruned::default(), None, &settings()).unwrap();
         prop_assert_eq!(check(&plan, &desired.objects), []);
         for level in &plan.levels {
             let position = |c: &str| KINDS.iter().position(|(_, kind)| *kind == c).unwrap();

@@ -312,7 +312,7 @@ fn faults_of_a_bundle_name_its_files() {
             "manifests/a/component.yaml: default of \"a\": want an integer, found \"x\"",
             "manifests/a/component.yaml: image value \"nothing\" is not declared",
             "manifests/a/component.yaml: needs \"z\", which does not exist",
-            "manifests/b/component.yaml:2: unknown field `valus`, expected one of `description`, `needs`, `enabled`, `images`, `values`, `generated`",
+            "manifests/b/component.yaml:2: unknown field `valus`, expected one of `description`, `needs`, `enabled`, `images`, `values`, `generated`, `policy`",
             "manifests/c: value \"c.d.e\" lies within value \"c.d\"",
             "manifests/d/x.yaml: has no component.yaml beside it",
             "manifests/e/component.yaml: value \"c.d\" is declared twice",

@@ -59,3 +59,10 @@ fn render(args: &BundleArgs, record: Option<Record>, default_image: &str) -> Res
     };
     Ok(Wanted { rendered, settings, values, record })
 }
+
+/// Where the installation is whose record is found; nothing when there is none.
+pub(super) async fn namespace(cluster: &Cluster, args: &BundleArgs) -> Result<Option<String>, Failure> {
+    let wanted = render(args, None, "unused/image:v0")?;
+    let found = record::locate(cluster, &wanted.rendered.operator_namespace).await;
+    found.map_err(super::session::record)
+}

@@ -124,6 +124,10 @@ fn readiness(status: &Status) -> Finding {
         (Progress::Installed, pending) => Check::Installation.fail(pending.join("\n"), look),
         (Progress::Applying, _) => Check::Installation
             .warn("the last run was cut off, or is still at work", "run `bko-install cluster init` again"),
+        (Progress::Uninstalling, _) => Check::Installation.warn(
+            "it is being uninstalled, or that was cut off",
+            "run `bko-install cluster uninstall` again, or `cluster init` to keep it",
+        ),
         (Progress::Failed, pending) => {
             let why = status.message.as_deref().and_then(|why| why.lines().next()).unwrap_or("unknown reason");
             let lines: Vec<String> =

@@ -9,8 +9,9 @@ use serde_json::Value;
 use super::super::bundle::BundleArgs;
 use super::super::exit::Failure;
 use super::super::{Global, Output, OutputArgs, report};
+use super::options::{AllowArgs, ChoiceArgs, options};
 use super::{LimitArgs, bundle, session};
-use crate::install::{self, Installation, StopPoint};
+use crate::install::{self, Installation, Options, StopPoint};
 use crate::plan::Counts;
 
 /// Install or upgrade.
@@ -28,9 +29,12 @@ pub struct InitArgs {
     /// How long the whole run may take
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
-    /// Take over fields that other managers own
-    #[arg(long)]
-    pub force_conflicts: bool,
+    /// What is allowed.
+    #[command(flatten)]
+    pub allow: AllowArgs,
+    /// Which components.
+    #[command(flatten)]
+    pub choice: ChoiceArgs,
     /// Install although checks of the cluster fail; what they find is a warning then
     #[arg(long)]
     pub skip_checks: bool,
@@ -96,13 +100,9 @@ async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
     let port = wanted.values.get("gateway.externalPort").and_then(Value::as_i64).unwrap_or_default();
     let namespace = wanted.rendered.operator_namespace.clone();
     let route = format!("http://buildkit-operator-buildd.{namespace}.svc.{}:8080/route", text("clusterDomain"));
-    let installation = Installation {
-        rendered: wanted.rendered,
-        settings: wanted.settings,
-        force_conflicts: args.force_conflicts,
-        skip_checks: args.skip_checks,
-        stop_after: args.stop_after,
-    };
+    let (stop_after, skip_checks) = (args.stop_after, args.skip_checks);
+    let options = Options { stop_after, skip_checks, ..options(args.allow, &args.choice, &wanted.rendered)? };
+    let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
     let plan = install::init(&cluster, &installation).await.map_err(session::failure)?;
     let installed = Installed {
         profile: &installation.settings.profile,

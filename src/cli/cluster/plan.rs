@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
+use super::options::{AllowArgs, ChoiceArgs, options};
 use super::{LimitArgs, bundle, session};
 use crate::install::{self, InstallError, Installation, Refusal, Reviewed};
 use crate::plan::{Action, Plan};
@@ -28,22 +29,20 @@ pub struct PlanArgs {
     /// How long the API server may take
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
-    /// Plan to take over fields that other managers own
-    #[arg(long)]
-    pub force_conflicts: bool,
+    /// What is allowed.
+    #[command(flatten)]
+    pub allow: AllowArgs,
+    /// Which components.
+    #[command(flatten)]
+    pub choice: ChoiceArgs,
 }
 
 pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> {
     let cluster = session::open(global, args.limits.concurrency, args.timeout, report::warnings(global)).await?;
     let wanted = bundle::wanted(&cluster, &args.bundle).await?;
-    let installation = Installation {
-        rendered: wanted.rendered,
-        settings: wanted.settings,
-        force_conflicts: args.force_conflicts,
-        skip_checks: false,
-        stop_after: None,
-    };
-    let prepared = install::prepare(&cluster, &installation).await;
+    let options = options(args.allow, &args.choice, &wanted.rendered)?;
+    let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
+    let prepared = install::prepare(&cluster, &installation).await.map(|prepared| (prepared.plan, prepared.installed));
     let Reviewed { plan, report: checks } =
         install::review(&cluster, &installation, prepared).await.map_err(session::failure)?;
     match args.output.output {

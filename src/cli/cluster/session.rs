@@ -10,7 +10,8 @@ use crate::cluster::lock::LockError;
 use crate::cluster::record::{NAME, RecordError};
 use crate::cluster::wait::WaitError;
 use crate::cluster::{Cluster, Limits, Reporter, RequestError, client};
-use crate::install::InstallError;
+use crate::install::{AdoptError, InstallError};
+use crate::plan::Loss;
 
 /// Connects, and makes Ctrl-C end the run after the requests in flight; the
 /// second Ctrl-C ends it at once.
@@ -61,7 +62,8 @@ pub(super) fn failure(error: InstallError) -> Failure {
         },
         InstallError::Observe(errors) => {
             let late = |error: &RequestError| matches!(error, RequestError::Deadline { .. });
-            let code = if errors.iter().all(late) { Code::NotReady } else { Code::Failed };
+            let first = errors.first().map_or(Code::Failed, code);
+            let code = if errors.iter().all(|error| code(error) == first) { first } else { Code::Failed };
             // More time helps only when nothing else stands in the way.
             let hint =
                 errors.iter().filter(|error| !late(error)).find_map(hint).or_else(|| errors.iter().find_map(hint));
@@ -78,6 +80,17 @@ pub(super) fn failure(error: InstallError) -> Failure {
         InstallError::Record(error) => record(error),
         InstallError::Lock(error) => lock(error),
         InstallError::Wait(error) => wait(error),
+        error @ InstallError::Braked(_) => Failure::new(Code::Refused, error)
+            .hint("look at `bko-install cluster plan`, and run again with --confirm-prune if that is meant"),
+        error @ InstallError::Builds(_) => {
+            Failure::new(Code::Refused, error).hint("wait until they have ended, or cut them with --cut-builds")
+        }
+        error @ InstallError::Undeleted(_) => Failure::new(Code::Failed, error)
+            .hint("mend what keeps them, and run the same command again: it goes on from there"),
+        error @ InstallError::LostSecret(_) => {
+            Failure::new(Code::Failed, error).hint("`bko-install cluster init` makes it again; go back after that")
+        }
+        InstallError::Adopt(AdoptError::Request(error)) => request(error),
         error => Failure::new(Code::Failed, error),
     }
 }
@@ -142,6 +155,7 @@ fn code(error: &RequestError) -> Code {
     match error {
         RequestError::Interrupted => Code::Interrupted,
         RequestError::Deadline { .. } => Code::NotReady,
+        RequestError::Tracked { .. } | RequestError::Inherited { .. } | RequestError::Immutable { .. } => Code::Refused,
         _ => Code::Failed,
     }
 }
@@ -153,9 +167,24 @@ fn hint(error: &RequestError) -> Option<String> {
             format!("let {user} {permission} by a role and a binding, or use credentials that may")
         }
         RequestError::Unauthorized { .. } => "log in again, or choose other credentials with --context".into(),
-        RequestError::Conflict { .. } => {
+        RequestError::Contested { fields, .. } if fields.iter().all(|field| field.adoptable) => {
+            "take over what was installed by other means with --adopt".into()
+        }
+        RequestError::Conflict { .. } | RequestError::Contested { .. } => {
             "take the fields over with --force-conflicts, or make their owner give them up".into()
         }
+        RequestError::Inherited { .. } => {
+            "take the installation over with --adopt; `bko-install cluster plan --adopt` shows what that changes".into()
+        }
+        RequestError::Tracked { .. } => {
+            "change it in its repository (`bko-install export` writes what belongs there), or take it out of that \
+             tool's hands first"
+                .into()
+        }
+        RequestError::Immutable { loss, .. } => match loss {
+            Loss::Data => "delete it by hand when its data may go, or choose another name or value".into(),
+            _ => "delete it by hand, and run again: it is made anew".into(),
+        },
         RequestError::NotServed { .. } => "install what defines this kind first, or choose a profile without it".into(),
         RequestError::Malformed { .. } => {
             "this version of the API server does not know the field: upgrade the cluster, or correct the profile or \

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, OutputArgs, report};
-use super::{LimitArgs, bundle, session};
+use super::{LimitArgs, WhereArgs, bundle, session};
 use crate::install::{self, ComponentStatus, Installation, Status};
 use crate::plan::Progress;
 
@@ -17,6 +16,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Print components, levels, readiness and drift.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
+    /// Which installation.
+    #[command(flatten)]
+    pub place: WhereArgs,
     /// How to print the status.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -27,7 +29,7 @@ pub struct StatusArgs {
 
 pub(super) async fn run(args: StatusArgs, global: &Global) -> Result<(), Failure> {
     let cluster = session::open(global, args.limits.concurrency, TIMEOUT, report::warnings(global)).await?;
-    let Some(wanted) = bundle::installed(&cluster, &BundleArgs::default()).await? else {
+    let Some(wanted) = bundle::installed(&cluster, &args.place.bundle()).await? else {
         if args.output.output == Output::Json {
             report::print_json(&serde_json::json!({ "installed": false }))?;
         }
@@ -49,6 +51,7 @@ fn text(status: &Status) -> String {
     let state = match status.state {
         Progress::Installed => "installed".to_owned(),
         Progress::Applying => "the last run was cut off, or is still at work".to_owned(),
+        Progress::Uninstalling => "being uninstalled, or that was cut off".to_owned(),
         Progress::Failed => {
             let why = status.message.as_deref().unwrap_or("unknown reason");
             format!("the last run failed: {}", why.lines().next().unwrap_or_default())

@@ -16,13 +16,14 @@ use super::super::apply::Applied;
 use super::super::{Cluster, Event};
 use super::WaitError;
 use crate::manifest::ObjectId;
-use crate::readiness::{self, Culprit, Pin, State};
+use crate::readiness::{self, Culprit, Declared, Pin, State};
 
 /// What is known of one object.
 pub(super) struct Follow<'a> {
     cluster: &'a Cluster,
     id: ObjectId,
     pin: Pin,
+    declared: Option<Declared>,
     changes: BoxStream<'static, Seen>,
     object: Option<Value>,
     pods: BTreeMap<String, Value>,
@@ -42,7 +43,11 @@ enum Part {
 }
 
 impl<'a> Follow<'a> {
-    pub(super) async fn new(cluster: &'a Cluster, applied: &Applied) -> Result<Self, WaitError> {
+    pub(super) async fn new(
+        cluster: &'a Cluster,
+        applied: &Applied,
+        declared: Option<Declared>,
+    ) -> Result<Self, WaitError> {
         let id = applied.id.clone();
         let resource = cluster.resource(&id).await?;
         let api = api(cluster.client.clone(), &id, &resource);
@@ -53,6 +58,7 @@ impl<'a> Follow<'a> {
             cluster,
             id,
             pin: applied.pin.clone(),
+            declared,
             changes: changes.boxed(),
             object: None,
             pods: BTreeMap::new(),
@@ -82,7 +88,7 @@ impl<'a> Follow<'a> {
 
     /// What is known now.
     pub(super) fn last(&self) -> (State, Option<Culprit>) {
-        let state = readiness::assess(self.object.as_ref(), &self.pin);
+        let state = readiness::assess_declared(self.object.as_ref(), &self.pin, self.declared.as_ref());
         if state == State::Ready || !self.is_seen() {
             return (state, None);
         }

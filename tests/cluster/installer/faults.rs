@@ -56,7 +56,7 @@ async fn killed_at(cluster: Arc<Cluster>, prefix: &str, point: &str) -> anyhow::
 }
 
 /// Everything that carries our label is in the inventory, with its UID.
-async fn no_orphans(farm: &Farm, record: &Value) -> anyhow::Result<()> {
+pub(super) async fn no_orphans(farm: &Farm, record: &Value) -> anyhow::Result<()> {
     let names = &farm.names;
     let inventory = record["inventory"].as_array().cloned().unwrap_or_default();
     let mut found = 0;
@@ -98,7 +98,7 @@ pub(crate) async fn interrupted_it_stops_cleanly_and_goes_on_later(cluster: Arc<
 }
 
 /// Reads events until one of this kind.
-async fn wait_for_event(child: &mut Child, kind: &str) -> anyhow::Result<()> {
+pub(super) async fn wait_for_event(child: &mut Child, kind: &str) -> anyhow::Result<()> {
     use tokio::io::{AsyncBufReadExt, BufReader};
     let mut out = BufReader::new(child.stdout.as_mut().context("no output")?);
     let read = async {

@@ -1,13 +1,10 @@
 //! Runs that must not succeed, and what they say.
 
-use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
-use serde_json::json;
-
 use super::*;
+use k8s_openapi::api::core::v1::{ResourceQuota, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt, watcher};
 
 const SERVER: &str = "buildkit-operator-buildd";
 

@@ -1,0 +1,66 @@
+//! `bko-install cluster rollback`.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::super::exit::{Code, Failure};
+use super::super::{Global, Output, OutputArgs, report};
+use super::options::{AllowArgs, ChoiceArgs, options};
+use super::{LimitArgs, WhereArgs, bundle, session};
+use crate::install::{self, Installation, Options, StopPoint};
+
+/// Go back to what an earlier run had installed.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// Revision, as `history` numbers them [default: the last that succeeded before the present one]
+    #[arg(value_name = "REVISION")]
+    pub revision: Option<u32>,
+    /// Which installation.
+    #[command(flatten)]
+    pub place: WhereArgs,
+    /// How to print events.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// How long the whole run may take
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+    /// What is allowed.
+    #[command(flatten)]
+    pub allow: AllowArgs,
+    /// Print what would change, and write nothing; exit code 3 when there are changes
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Kill the process there: intent, apply:N or level:rcN
+    #[arg(long, hide = true, value_name = "POINT")]
+    pub stop_after: Option<StopPoint>,
+}
+
+pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failure> {
+    let reporter = if args.dry_run { report::warnings(global) } else { report::reporter(global, args.output.output) };
+    let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
+    let Some(wanted) = bundle::installed(&cluster, &args.place.bundle()).await? else {
+        let error = anyhow::anyhow!("nothing is installed in this cluster");
+        return Err(Failure::new(Code::Failed, error).hint("`bko-install cluster init` installs it"));
+    };
+    let options = options(args.allow, &ChoiceArgs::default(), &wanted.rendered)?;
+    let options = Options { stop_after: args.stop_after, ..options };
+    let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
+    if args.dry_run {
+        let prepared = install::prepare_rollback(&cluster, &installation, args.revision).await;
+        let (_, prepared, _) = prepared.map_err(session::failure)?;
+        match args.output.output {
+            Output::Json => report::print_json(&prepared.plan)?,
+            Output::Text => report::print(&prepared.plan.to_string())?,
+        }
+        return if prepared.plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) };
+    }
+    let plan = install::rollback(&cluster, &installation, args.revision).await.map_err(session::failure)?;
+    if args.output.output == Output::Text && !global.quiet {
+        report::print(&format!("rolled back: {}", plan.counts()))?;
+    }
+    Ok(())
+}

@@ -52,7 +52,8 @@ pub fn needs(rendered: &Rendered, missing: &BTreeSet<String>) -> Needs {
         let at = Place::of(&id, &custom);
         let namespace = id.namespace.as_deref();
         add(&mut needs.install, namespace, &at, None, &["create"]);
-        let mut verbs = vec!["get", "patch", "delete"];
+        // Fields of a predecessor are freed by an update.
+        let mut verbs = vec!["get", "patch", "update", "delete"];
         if readiness::has_rule(&id.group, &id.kind) {
             verbs.extend(["list", "watch"]);
         }

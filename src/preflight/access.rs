@@ -267,7 +267,7 @@ pub fn judge(needs: &Needs, lacking: &BTreeSet<Permission>, user: &str) -> Vec<F
     let install = missing(&needs.install);
     let hint = format!(
         "let {user} do so: somebody who may runs `bko-install cluster check --print-rbac --service-account NS/NAME \
-         | kubectl apply -f -`"
+         | kubectl apply --server-side -f -`"
     );
     if !install.is_empty() {
         findings.push(Check::Permissions.fail(list(&install), hint.clone()));

@@ -53,7 +53,8 @@ pub fn needs(rendered: &Rendered, missing: &BTreeSet<String>) -> Needs {
         let at = Place::of(&id, &custom);
         let namespace = id.namespace.as_deref();
         add(&mut needs.install, namespace, &at, None, &["create"]);
-        let mut verbs = vec!["get", "patch", "delete"];
+        // Fields of a predecessor are freed by an update.
+        let mut verbs = vec!["get", "patch", "update", "delete"];
         if readiness::has_rule(&id.group, &id.kind) {
             verbs.extend(["list", "watch"]);
         }
@@ -272,7 +273,7 @@ pub fn judge(needs: &Needs, lacking: &BTreeSet<Permission>, user: &str) -> Vec<F
     let install = missing(&needs.install);
     let hint = format!(
         "let {user} do so: somebody who may runs `bko-install cluster check --print-rbac --service-account NS/NAME \
-         | kubectl apply -f -`"
+         | kubectl apply --server-side -f -`"
     );
     if !install.is_empty() {
         findings.push(Check::Permissions.fail(list(&install), hint.clone()));

@@ -1,5 +1,5 @@
 //! A terminal whose last lines are drawn over while those above scroll. Every
-//! change is one write, so that nothing flickers. [`Block`] is pure.
+//! change is one write, so that nothing flickers. `Block` is pure.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -89,7 +89,13 @@ pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 pub fn reporter(global: &Global, output: Output) -> Reporter {
     let global = global.clone();
     Arc::new(move |event| match (output, &event) {
-        (Output::Json, event) => drop(print_json(event)),
+        (Output::Json, event) => {
+            // Who has pressed Ctrl-C looks at the terminal, wherever the events go.
+            if *event == Event::Stopping {
+                message(&global, &event.to_string());
+            }
+            drop(print_json(event));
+        }
         (Output::Text, Event::Warning { .. } | Event::Retrying { .. } | Event::Stopping) => {
             message(&global, &event.to_string())
         }

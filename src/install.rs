@@ -6,6 +6,7 @@
 mod adopt;
 mod desired;
 mod fault;
+pub mod permissions;
 mod preflight;
 mod prune;
 mod rollback;

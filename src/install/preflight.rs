@@ -3,10 +3,11 @@
 
 use std::fmt;
 
-use super::{InstallError, Installation};
-use crate::cluster::record::RecordError;
+use super::{AdoptError, InstallError, Installation, permissions};
+use crate::cluster::record::{self, RecordError};
 use crate::cluster::{Cluster, Event, RequestError};
 use crate::plan::{Plan, Record};
+use crate::preflight::access::Besides;
 use crate::preflight::{Check, Finding, Report, Verdict, ask};
 
 /// A plan, and what the checks say of the cluster; nothing when there is
@@ -101,7 +102,12 @@ pub async fn review(cluster: &Cluster, wanted: &Installation, prepared: Prepared
     if plan.is_empty() {
         return Ok(Reviewed { plan, report: Report::default() });
     }
-    let report = ask::before(cluster, &wanted.rendered).await.map_err(|error| InstallError::Observe(vec![error]))?;
+    let mut besides = Besides::from(&plan);
+    if wanted.options.adopt {
+        besides.releases.insert(wanted.rendered.operator_namespace.clone());
+    }
+    let report = ask::before(cluster, &wanted.rendered, &besides).await;
+    let report = report.map_err(|error| InstallError::Observe(vec![error]))?;
     Ok(Reviewed { plan, report })
 }
 
@@ -119,14 +125,21 @@ fn is_refusal(error: &InstallError) -> bool {
     };
     match error {
         InstallError::Observe(errors) => errors.iter().any(refused),
-        InstallError::Record(RecordError::Request { source, .. }) => refused(source),
+        InstallError::Record(RecordError::Request { source, .. })
+        | InstallError::Adopt(AdoptError::Request(source)) => refused(source),
         _ => false,
     }
 }
 
 /// The error with the findings that fail; as it was when none does.
 async fn explained(cluster: &Cluster, wanted: &Installation, error: InstallError) -> InstallError {
-    let Ok(report) = ask::before(cluster, &wanted.rendered).await else { return error };
+    let rendered = &wanted.rendered;
+    let record = record::load(cluster, &rendered.operator_namespace).await.ok().flatten();
+    let mut besides = permissions::besides(cluster, rendered, record.as_ref()).await.unwrap_or_default();
+    if wanted.options.adopt {
+        besides.releases.insert(rendered.operator_namespace.clone());
+    }
+    let Ok(report) = ask::before(cluster, rendered, &besides).await else { return error };
     let Some(mut refusal) = Refusal::of(&report) else { return error };
     // What is forbidden is told by the permissions, with all the rest.
     let told = refusal.findings.iter().any(|finding| finding.check == Check::Permissions);
@@ -135,7 +148,9 @@ async fn explained(cluster: &Cluster, wanted: &Installation, error: InstallError
         InstallError::Observe(errors) => {
             refusal.others = errors.iter().filter(|error| !is_told(error)).map(ToString::to_string).collect();
         }
-        InstallError::Record(RecordError::Request { source, .. }) if is_told(source) => {}
+        InstallError::Record(RecordError::Request { source, .. })
+        | InstallError::Adopt(AdoptError::Request(source))
+            if is_told(source) => {}
         other => refusal.others.push(other.to_string()),
     }
     InstallError::Preflight(Box::new(refusal))

@@ -16,7 +16,8 @@ pub(super) async fn pruned(
         return Ok(Pruned::default());
     }
     let inventory = installed.map(|record| record.inventory.as_slice()).unwrap_or_default();
-    let remains = remains::remains(cluster, unwanted, inventory).await.map_err(InstallError::Apply)?;
+    let remains = remains::remains(cluster, unwanted, inventory).await;
+    let remains = remains.map_err(|error| InstallError::Observe(vec![error]))?;
     for (entry, remains) in &remains {
         let why = match remains {
             Remains::NotOurs(why) => why.clone(),

@@ -9,7 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{InstallError, locked, now, prune};
+use super::{InstallError, locked, now, permissions, prune};
 use crate::cluster::record::{self, NAME};
 use crate::cluster::{Cluster, Event, RequestError, remains};
 use crate::manifest::{ObjectId, Runlevel};
@@ -75,9 +75,9 @@ impl fmt::Display for Removal {
 /// # Errors
 /// When nothing is installed, when builds run, when the cluster cannot be looked at.
 pub async fn prepare_uninstall(cluster: &Cluster, namespace: &str, scope: Scope) -> Result<Removal, InstallError> {
-    let record = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
-    let record = record.ok_or_else(|| InstallError::Nothing("nothing is installed in this cluster".into()))?;
-    Look { cluster, scope, namespace, record }.decide().await
+    let look = Look::new(cluster, namespace, scope).await?;
+    permissions::to_uninstall(cluster, &look.record, namespace, scope.delete_caches).await?;
+    look.decide().await
 }
 
 struct Look<'a> {
@@ -87,7 +87,13 @@ struct Look<'a> {
     record: Record,
 }
 
-impl Look<'_> {
+impl<'a> Look<'a> {
+    async fn new(cluster: &'a Cluster, namespace: &'a str, scope: Scope) -> Result<Self, InstallError> {
+        let record = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
+        let record = record.ok_or_else(|| InstallError::Nothing("nothing is installed in this cluster".into()))?;
+        Ok(Self { cluster, scope, namespace, record })
+    }
+
     async fn decide(self) -> Result<Removal, InstallError> {
         let (mut ours, mut kept) = (Vec::new(), Vec::new());
         for (entry, live) in self.live().await? {
@@ -253,7 +259,7 @@ pub async fn uninstall(
     // Whether there is anything, and whether it may go, before the lock.
     prepare_uninstall(cluster, namespace, scope).await?;
     let removal = locked(cluster, namespace, async {
-        let mut removal = prepare_uninstall(cluster, namespace, scope).await?;
+        let mut removal = Look::new(cluster, namespace, scope).await?.decide().await?;
         removal.record.state = Progress::Uninstalling;
         removal.record.finished = None;
         record::save(cluster, namespace, &mut removal.record, None).await.map_err(InstallError::Record)?;

@@ -76,6 +76,10 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::what_somebody_changed_is_planned_back),
         test!(installer::a_cluster_is_checked_and_then_what_is_installed_too),
         test!(installer::the_printed_roles_suffice_and_each_of_their_rules_is_needed).limit(Duration::from_secs(240)),
+        test!(installer::the_printed_roles_suffice_to_prune_to_go_back_and_to_uninstall)
+            .limit(Duration::from_secs(240)),
+        test!(installer::a_release_is_taken_over_with_the_roles_printed_for_that).serial(),
+        test!(installer::an_authority_is_replaced_with_the_roles_printed_for_that),
         test!(installer::without_a_default_class_nothing_is_written).serial(),
         test!(installer::every_profile_is_taken_by_the_api_server),
         test!(installer::a_namespace_that_takes_no_daemon_is_named),

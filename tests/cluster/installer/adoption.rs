@@ -17,7 +17,7 @@ const KEY: &str = "p41bd34a2227aca39";
 
 /// The two ways in which Helm manages fields.
 #[derive(Clone, Copy, PartialEq)]
-enum Helm {
+pub(super) enum Helm {
     /// Helm 4 applies.
     Applies,
     /// Helm 3 updates.
@@ -125,7 +125,7 @@ async fn survivors(farm: &Farm) -> anyhow::Result<Vec<String>> {
     Ok(all)
 }
 
-async fn install_reference(farm: &Farm, helm: Helm, release: &str) -> anyhow::Result<()> {
+pub(super) async fn install_reference(farm: &Farm, helm: Helm, release: &str) -> anyhow::Result<()> {
     let prefix =
         if release.contains("buildkit-operator") { release.to_owned() } else { format!("{release}-buildkit-operator") };
     let fill = |text: &str| {

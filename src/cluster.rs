@@ -26,7 +26,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use ask::Answer;
-pub use event::{Event, PlannedComponent, PlannedLevel, Reporter, Verb};
+pub(crate) use event::PRUNED;
+pub use event::{Event, PlannedComponent, PlannedKept, PlannedLevel, PlannedStep, Reporter, Verb};
 pub use request::RequestError;
 
 const LAST_WORDS: Duration = Duration::from_secs(10);

@@ -29,6 +29,24 @@ pub(super) async fn pruned(
     Ok(Pruned::new(remains))
 }
 
+/// Deletes objects that belong together, and tells when.
+pub(super) async fn step(
+    cluster: &Cluster,
+    title: &str,
+    deletions: &[Deletion],
+    gone: impl FnMut(&ObjectId),
+) -> Result<(), InstallError> {
+    if deletions.is_empty() {
+        return Ok(());
+    }
+    let began = super::clock();
+    cluster.report(Event::Step { title: title.to_owned(), deletions: deletions.len() });
+    prune(cluster, deletions, gone).await?;
+    let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    cluster.report(Event::StepDone { title: title.to_owned(), duration_ms });
+    Ok(())
+}
+
 /// Deletes objects in order, those of one wave at once, and waits for each wave
 /// to be gone. What cannot be deleted stays, and ends the run after the rest.
 pub(super) async fn prune(

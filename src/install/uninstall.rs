@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{InstallError, locked, now, permissions, prune};
 use crate::cluster::record::{self, NAME};
-use crate::cluster::{Cluster, Event, RequestError, remains};
+use crate::cluster::{Cluster, Event, PlannedKept, PlannedStep, RequestError, remains};
 use crate::manifest::{ObjectId, Runlevel};
 use crate::plan::{Deletion, Entry, Progress, Record, Wave};
 
@@ -55,6 +55,17 @@ pub struct Kept {
     pub id: ObjectId,
     /// Why.
     pub why: String,
+}
+
+/// The step that goes last.
+const LAST: &str = "namespace of the record";
+
+impl Removal {
+    fn event(&self) -> Event {
+        let steps = self.steps.iter().filter_map(|step| PlannedStep::of(step.title, &step.deletions)).collect();
+        let kept = self.kept.iter().map(|kept| PlannedKept { object: kept.id.clone(), why: kept.why.clone() });
+        Event::Removing { steps, kept: kept.collect() }
+    }
 }
 
 impl fmt::Display for Removal {
@@ -120,7 +131,7 @@ impl<'a> Look<'a> {
             Step { title: "caches", deletions: caches },
             Step { title: "definitions", deletions: definitions },
             Step { title: "namespaces", deletions: namespaces },
-            Step { title: "namespace of the record", deletions: last.iter().cloned().collect() },
+            Step { title: LAST, deletions: last.iter().cloned().collect() },
         ];
         Ok(Removal { steps, kept, record: self.record, last })
     }
@@ -260,6 +271,7 @@ pub async fn uninstall(
     prepare_uninstall(cluster, namespace, scope).await?;
     let removal = locked(cluster, namespace, async {
         let mut removal = Look::new(cluster, namespace, scope).await?.decide().await?;
+        cluster.report(removal.event());
         removal.record.state = Progress::Uninstalling;
         removal.record.finished = None;
         record::save(cluster, namespace, &mut removal.record, None).await.map_err(InstallError::Record)?;
@@ -279,7 +291,7 @@ pub async fn uninstall(
     .await?;
     // With it go record and lock.
     if let Some(last) = &removal.last {
-        prune::prune(cluster, std::slice::from_ref(last), |_| {}).await?;
+        prune::step(cluster, LAST, std::slice::from_ref(last), |_| {}).await?;
     }
     Ok(removal)
 }
@@ -299,7 +311,7 @@ async fn remove(
             record.removed(id);
             countdown.tick();
         };
-        prune::prune(cluster, &step.deletions, gone).await?;
+        prune::step(cluster, step.title, &step.deletions, gone).await?;
     }
     Ok(())
 }

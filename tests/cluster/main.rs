@@ -65,7 +65,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::the_server_renews_what_is_about_to_end),
         test!(installer::secrets_that_others_make_are_asked_for_with_the_command),
         test!(installer::cert_manager_is_waited_for).serial(),
-        test!(installer::init_draws_on_a_terminal_and_leaves_its_last_state),
+        test!(installer::runs_draw_on_a_terminal_and_leave_their_last_state).serial(),
         test!(installer::a_load_balancer_that_never_comes_is_a_warning),
         test!(installer::another_manager_is_named_and_overruled_only_by_force),
         test!(installer::a_lacking_permission_is_named_before_the_first_write),

@@ -1,15 +1,13 @@
 //! `bko-install cluster check`.
 
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
-use super::super::{Global, Output, OutputArgs, report};
+use super::super::{Global, Output, report};
 use super::bundle::Wanted;
-use super::{LimitArgs, bundle, session};
+use super::{LookArgs, bundle, session};
 use crate::cluster::Cluster;
 use crate::install::{self, Installation, Status};
 use crate::names::{INSTALLER_MANAGER, OPERATOR_NAMESPACE};
@@ -24,18 +22,9 @@ const USUAL: [&str; 4] = ["init", "rollback", "uninstall", "rotate"];
 /// Check the cluster, and what is installed.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Which bundle.
+    /// What is looked at.
     #[command(flatten)]
-    pub bundle: BundleArgs,
-    /// How to print the findings.
-    #[command(flatten)]
-    pub output: OutputArgs,
-    /// Limits.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-    /// How long the API server may take
-    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
+    pub look: LookArgs,
     /// Print the least roles that suffice for these commands, as manifests for `kubectl apply --server-side`, and
     /// check nothing; without names, for all that take nothing but what is installed: init, rollback, uninstall, rotate
     #[arg(long, value_name = "COMMAND", num_args = 0.., require_equals = true, value_delimiter = ',', default_missing_values = USUAL)]
@@ -73,8 +62,9 @@ impl FromStr for Subject {
 }
 
 pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure> {
-    let cluster = session::open(global, args.limits.concurrency, args.timeout, report::warnings(global)).await?;
-    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    let cluster =
+        session::open(global, args.look.limits.concurrency, args.look.timeout, report::warnings(global)).await?;
+    let wanted = bundle::wanted(&cluster, &args.look.bundle).await?;
     let asked = |error| session::failure(install::InstallError::Observe(vec![error]));
     if let Some(purposes) = &args.print_rbac {
         let needs = install::permissions::needs(&cluster, &wanted.rendered, wanted.record.as_ref(), purposes).await;
@@ -89,7 +79,7 @@ pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure>
         findings.extend(ask::after(&cluster, &wanted.rendered).await.map_err(asked)?.findings);
     }
     let checks = Report::new(findings);
-    match args.output.output {
+    match args.look.output.output {
         Output::Json => report::print_json(&checks)?,
         Output::Text => report::print(&text(&checks, global))?,
     }
@@ -101,7 +91,7 @@ async fn installation(cluster: &Cluster, args: &CheckArgs, wanted: &Wanted) -> R
     if wanted.record.is_none() {
         return Ok(None);
     }
-    let Some(installed) = bundle::installed(cluster, &args.bundle).await? else { return Ok(None) };
+    let Some(installed) = bundle::installed(cluster, &args.look.bundle).await? else { return Ok(None) };
     let Some(record) = installed.record else { return Ok(None) };
     let installation = Installation::of(installed.rendered, installed.settings);
     Ok(Some(match install::status(cluster, &installation, &record).await {

@@ -17,7 +17,7 @@ mod uninstall;
 
 use jiff::Timestamp;
 
-pub use adopt::{AdoptError, unadopt};
+pub use adopt::{AdoptError, release_values, unadopt};
 pub use fault::{ParseStopPoint, StopPoint};
 pub use preflight::{Refusal, Reviewed, review};
 pub use rollback::{prepare_rollback, rollback};

@@ -5,6 +5,7 @@
 //! decide while it runs; it is printed exactly as it is executed, and Secret
 //! data is masked in everything printed. Pure.
 
+mod chart;
 mod check;
 mod definition;
 mod difference;
@@ -23,6 +24,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+pub use chart::{Carried, ReleaseValues};
 pub use check::{Fault, check};
 pub use definition::{Tightened, Tightening, dropped_served, dropped_stored, storage, tightened, violates};
 pub use difference::{FieldChange, MASK, difference, mask};
@@ -112,6 +114,9 @@ pub struct Plan {
     /// Releases that Helm is made to forget at the end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub releases: Vec<HelmRelease>,
+    /// What is taken over of a release's values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub values: Option<ReleaseValues>,
     /// Entries of the inventory that stay although nothing wants them.
     #[serde(skip)]
     pub kept: Vec<Entry>,
@@ -304,7 +309,7 @@ pub fn plan(
     let Pruned { deletions, mut kept, .. } = remains;
     let untouched = installed.into_iter().flat_map(|record| &record.inventory);
     kept.extend(untouched.filter(|entry| desired.untouched.contains(&entry.component)).cloned());
-    let mut plan = Plan { levels, deletions, releases: Vec::new(), kept, brakes, record: None };
+    let mut plan = Plan { levels, deletions, releases: Vec::new(), values: None, kept, brakes, record: None };
     plan.record = record::pending(&plan, installed, settings);
     Ok(plan)
 }

@@ -59,7 +59,9 @@ pub(super) async fn extend(
     observed: &Observations,
     namespace: &str,
 ) -> Result<(), InstallError> {
-    for (release, manifest) in releases(cluster, observed, namespace).await.map_err(InstallError::Adopt)? {
+    for Release { release, manifest, .. } in
+        releases(cluster, observed, namespace).await.map_err(InstallError::Adopt)?
+    {
         let retired = retired(cluster, plan, &release, &manifest).await;
         let retired = retired.map_err(|error| InstallError::Observe(vec![error]))?;
         // They act on the same objects as what is installed: they go first.
@@ -72,13 +74,26 @@ pub(super) async fn extend(
     Ok(())
 }
 
-/// Releases that Helm still knows, with the manifests of their last version:
+/// The last version of a release.
+struct Release {
+    release: HelmRelease,
+    manifest: String,
+    /// What the user had set.
+    config: Value,
+}
+
+/// What users had set of the releases of the reference in this namespace.
+///
+/// # Errors
+/// When they cannot be read.
+pub async fn release_values(cluster: &Cluster, namespace: &str) -> Result<Vec<(HelmRelease, Value)>, InstallError> {
+    let releases = releases(cluster, &Observations::new(), namespace).await.map_err(InstallError::Adopt)?;
+    Ok(releases.into_iter().map(|Release { release, config, .. }| (release, config)).collect())
+}
+
+/// Releases that Helm still knows, in their last version:
 /// those that observed objects belong to, and the reference's in our namespace.
-async fn releases(
-    cluster: &Cluster,
-    observed: &Observations,
-    namespace: &str,
-) -> Result<Vec<(HelmRelease, String)>, AdoptError> {
+async fn releases(cluster: &Cluster, observed: &Observations, namespace: &str) -> Result<Vec<Release>, AdoptError> {
     let live = observed.values().filter_map(|observation| match observation {
         Observation::Present { live, .. } | Observation::Immutable { live, .. } => Some(live),
         Observation::Absent | Observation::Unserved => None,
@@ -98,10 +113,11 @@ async fn releases(
         }
         for (name, (_, secret)) in last {
             let release = HelmRelease { name, namespace: namespace.to_owned() };
-            let content = content(namespace, &secret)?;
+            let mut content = content(namespace, &secret)?;
             let text = |pointer: &str| content.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
             if named.contains(&release) || text("/chart/metadata/name") == CHART {
-                found.push((release, text("/manifest")));
+                let manifest = text("/manifest");
+                found.push(Release { release, manifest, config: content["config"].take() });
             }
         }
     }
@@ -171,7 +187,7 @@ fn acting(release: &HelmRelease, manifest: &str) -> Vec<ObjectId> {
 pub(super) async fn retiring(cluster: &Cluster, rendered: &Rendered) -> Result<BTreeSet<ObjectId>, AdoptError> {
     let wanted: BTreeSet<Place> = access::identities(rendered).iter().map(place).collect();
     let releases = releases(cluster, &Observations::new(), &rendered.operator_namespace).await?;
-    let all = releases.iter().flat_map(|(release, manifest)| acting(release, manifest));
+    let all = releases.iter().flat_map(|found| acting(&found.release, &found.manifest));
     Ok(all.filter(|id| !wanted.contains(&place(id))).collect())
 }
 

@@ -11,7 +11,7 @@ use super::options::{AllowArgs, ChoiceArgs, options};
 use super::{LIVE, RunArgs, bundle, session, told};
 use crate::cluster::{Event, Reporter};
 use crate::install::{self, Installation, Options, StopPoint};
-use crate::plan::Counts;
+use crate::plan::{Counts, ReleaseValues};
 
 /// Install or upgrade.
 #[derive(Debug, Args)]
@@ -92,7 +92,10 @@ impl Told {
 
 async fn carry_out(args: &InitArgs, global: &Global, reporter: Reporter) -> Result<(Installation, Told), Failure> {
     let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
-    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    let wanted = bundle::wanted_of(&cluster, &args.bundle, args.allow.adopt).await?;
+    if let Some(message) = wanted.release.as_ref().and_then(ReleaseValues::warning) {
+        cluster.report(Event::Warning { message });
+    }
     for name in wanted.values.forgotten() {
         let message = format!("recorded value \"{name}\" is unknown to this version and left out");
         cluster.report(Event::Warning { message });

@@ -28,12 +28,13 @@ pub struct PlanArgs {
 pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> {
     let cluster =
         session::open(global, args.look.limits.concurrency, args.look.timeout, report::warnings(global)).await?;
-    let wanted = bundle::wanted(&cluster, &args.look.bundle).await?;
+    let wanted = bundle::wanted_of(&cluster, &args.look.bundle, args.allow.adopt).await?;
     let options = options(args.allow, &args.choice, &wanted.rendered)?;
     let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
     let prepared = install::prepare(&cluster, &installation).await.map(|prepared| (prepared.plan, prepared.installed));
-    let Reviewed { plan, report: checks } =
+    let Reviewed { mut plan, report: checks } =
         install::review(&cluster, &installation, prepared).await.map_err(session::failure)?;
+    plan.values = wanted.release;
     match args.look.output.output {
         Output::Json => report::print_json(&plan)?,
         Output::Text => report::print(&text(&plan, global.verbose)?)?,

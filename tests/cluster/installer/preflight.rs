@@ -18,7 +18,7 @@ impl Farm {
     }
 
     /// A run with a profile of its own.
-    async fn run_profile(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
+    pub(super) async fn run_profile(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
         command.args(["cluster", verb, "--image", IMAGE, "--kubeconfig"]).arg(self.cluster.kubeconfig());
         Run::new(command.args(self.sets()).args(args).output().await?)

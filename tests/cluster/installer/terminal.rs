@@ -66,7 +66,9 @@ pub(crate) async fn runs_draw_on_a_terminal_and_leave_their_last_state(cluster: 
         let status = command.stdout(Stdio::null()).status().await?;
         let text = String::from_utf8_lossy(&std::fs::read(&shown)?).into_owned();
         assert!(status.success(), "{text}");
-        assert!(!text.contains("deleted ") && !text.contains("configured "), "{text}");
+        // No line of events beside it.
+        let events = ["deleted ", "configured ", "kept "];
+        assert!(!text.lines().any(|line| events.iter().any(|event| line.starts_with(event))), "{text}");
         let last = text.rsplit("\x1b[?2026h").next().unwrap_or_default();
         for shown in expected {
             assert!(last.contains(shown), "\"{shown}\" is not in:\n{last}");

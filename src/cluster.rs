@@ -9,11 +9,13 @@ mod blame;
 pub mod client;
 mod definition;
 mod delete;
+mod error;
 mod event;
 mod kinds;
 pub mod lock;
 pub mod observe;
 pub mod record;
+mod refusal;
 pub mod remains;
 mod request;
 mod retry;
@@ -26,9 +28,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use ask::Answer;
+pub use error::RequestError;
 pub(crate) use event::PRUNED;
 pub use event::{Event, PlannedComponent, PlannedKept, PlannedLevel, PlannedStep, Reporter, Verb};
-pub use request::RequestError;
 
 const LAST_WORDS: Duration = Duration::from_secs(10);
 

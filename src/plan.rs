@@ -34,7 +34,7 @@ pub use ownership::{
     is_applied, is_ours, predecessors, resolve, taken_over, tracker, without, without_predecessors,
 };
 pub use prune::{Brake, Deletion, Pruned, Remains};
-pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Settings};
+pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Run, Settings};
 pub use replace::{Cause, Loss, immutable, loss};
 
 use crate::manifest::{Object, ObjectId, Runlevel};

@@ -57,7 +57,7 @@ impl Goal {
             .try_collect()
             .await?;
         let desired = Desired { objects, ..Desired::default() };
-        let earlier = Installation { settings: revision.settings.clone(), ..wanted.clone() };
+        let earlier = Installation { settings: revision.run.settings.clone(), ..wanted.clone() };
         let prepared = decide(cluster, &earlier, desired, Some(record)).await?;
         Ok((earlier, prepared, revision.revision))
     }

@@ -272,14 +272,14 @@ pub async fn uninstall(
     let removal = locked(cluster, namespace, async {
         let mut removal = Look::new(cluster, namespace, scope).await?.decide().await?;
         cluster.report(removal.event());
-        removal.record.state = Progress::Uninstalling;
-        removal.record.finished = None;
+        removal.record.run.state = Progress::Uninstalling;
+        removal.record.run.finished = None;
         record::save(cluster, namespace, &mut removal.record, None).await.map_err(InstallError::Record)?;
         super::fault::stop_at(stop_after, super::StopPoint::Intent);
         let result = remove(cluster, &mut removal, stop_after).await;
         if let Err(error) = result {
-            removal.record.message = Some(error.to_string());
-            removal.record.finished = Some(now());
+            removal.record.run.message = Some(error.to_string());
+            removal.record.run.finished = Some(now());
             let saved = record::save(&cluster.last_words(), namespace, &mut removal.record, None).await;
             return Err(saved.map_err(InstallError::Record).err().map_or(error, |later| later));
         }

@@ -56,7 +56,7 @@ pub(super) async fn installed(cluster: &Cluster, args: &BundleArgs) -> Result<Op
     match wanted.record {
         None => Ok(None),
         Some(record) => {
-            let image = record.settings.image.clone();
+            let image = record.run.settings.image.clone();
             render(args, Some(record), None, &image).map(Some)
         }
     }
@@ -70,8 +70,8 @@ fn render(
 ) -> Result<Wanted, Failure> {
     let recorded = match &record {
         Some(record) => Recorded {
-            profile: Some(record.settings.profile.clone()),
-            overrides: record.settings.overrides.clone(),
+            profile: Some(record.run.settings.profile.clone()),
+            overrides: record.run.settings.overrides.clone(),
             release,
         },
         None => Recorded { release, ..Recorded::default() },

@@ -15,6 +15,7 @@ mod print;
 mod prune;
 mod record;
 mod replace;
+mod settled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -34,6 +35,7 @@ pub use ownership::{
 pub use prune::{Brake, Deletion, Pruned, Remains};
 pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Settings};
 pub use replace::{Cause, Loss, immutable, loss};
+pub use settled::is_settled;
 
 use crate::manifest::{Object, ObjectId, Runlevel};
 
@@ -45,6 +47,11 @@ pub enum Observation {
     /// It does not exist, and its kind is not served yet: its definition comes
     /// with the bundle.
     Unserved,
+    /// It exists, and is as it should be: an apply would change nothing.
+    Settled {
+        /// Which object that is.
+        live: crate::readiness::Pin,
+    },
     /// It exists.
     Present {
         /// As it is.
@@ -322,6 +329,7 @@ fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
     let pin = |live| Some(crate::readiness::Pin::of(live));
     let (action, live, means) = match observation {
         Observation::Absent | Observation::Unserved => (Action::Create, None, Means::default()),
+        Observation::Settled { live } => (Action::Unchanged, Some(live.clone()), Means::default()),
         Observation::Present { live, predicted, means } => {
             let mut changes = difference(live, predicted);
             if changes.is_empty() && !means.predecessors.is_empty() {

@@ -7,6 +7,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
 
 use super::{InstallError, Installation, Prepared, decide, locked, run};
+use crate::cluster::observe::Rehearsed;
 use crate::cluster::record;
 use crate::cluster::{Cluster, Event};
 use crate::manifest::Object;
@@ -34,7 +35,7 @@ pub async fn prepare_rollback(
         .await?;
     let desired = Desired { objects, ..Desired::default() };
     let earlier = Installation { settings: revision.settings.clone(), ..wanted.clone() };
-    let prepared = decide(cluster, &earlier, desired, Some(record)).await?;
+    let prepared = decide(cluster, &earlier, desired, Some(record), &Rehearsed::default()).await?;
     Ok((earlier, prepared, revision.revision))
 }
 

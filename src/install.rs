@@ -24,9 +24,9 @@ pub use uninstall::{Removal, Scope, Step, prepare_uninstall, uninstall};
 
 use crate::certificate::issue::IssueError;
 use crate::cluster::lock::{self, LockError};
+use crate::cluster::observe::{self, Rehearsed};
 use crate::cluster::record::{self, RecordError};
 use crate::cluster::wait::WaitError;
-use crate::cluster::observe::{self, Rehearsed};
 use crate::cluster::{Cluster, Event, RequestError};
 use crate::manifest::{ObjectId, Rendered};
 use crate::plan::{Brake, Consent, Desired, Origin, Plan, PlanError, Record, Settings, plan};

@@ -60,7 +60,7 @@ impl Synthetic {
         self.folder.path().join("bundle")
     }
 
-    /// Writes a bundle: a component for each hundred objects of a level.
+    /// Writes a bundle: a component of each level for each hundred objects.
     pub(crate) fn write_bundle(&self, part: Part) -> anyhow::Result<()> {
         let folder = self.folder();
         if folder.exists() {
@@ -69,18 +69,24 @@ impl Synthetic {
         write(&folder.join("manifests/globals.yaml"), GLOBALS)?;
         let mut profile = "description: scale\nrunlevels:\n".to_owned();
         for level in ["rc0", "rc1", "rc3"] {
-            let objects: Vec<Value> = self.objects(part).filter(|object| level_of(object) == level).collect();
             let mut names = Vec::new();
-            for (number, objects) in objects.chunks(100).enumerate() {
+            for number in 0..self.count.div_ceil(100) {
+                let numbers = number * 100..self.count.min(number * 100 + 100);
+                let objects: Vec<Value> = self.objects(numbers, part).filter(|o| level_of(o) == level).collect();
+                if objects.is_empty() {
+                    continue;
+                }
                 let name = format!("{level}part{number}");
                 let component = folder.join("manifests").join(&name);
                 let image = if level == "rc3" {
-                    format!("images: [{name}.image]\nvalues:\n  {name}.image: {{type: image, default: '{IMAGE}', description: Image}}\n")
+                    format!(
+                        "images: [{name}.image]\nvalues:\n  {name}.image: {{type: image, default: '{IMAGE}', description: Image}}\n"
+                    )
                 } else {
                     String::new()
                 };
                 write(&component.join("component.yaml"), &format!("description: part {number} of {level}\n{image}"))?;
-                write(&component.join("objects.yaml"), &documents(objects))?;
+                write(&component.join("objects.yaml"), &documents(&objects))?;
                 names.push(name);
             }
             writeln!(profile, "  {level}: [{}]", names.join(", "))?;
@@ -91,7 +97,7 @@ impl Synthetic {
     /// Writes all objects into a file for kubectl.
     pub(crate) fn write_list(&self, part: Part) -> anyhow::Result<PathBuf> {
         let path = self.folder.path().join("list.yaml");
-        write(&path, &documents(&self.objects(part).collect::<Vec<_>>()))?;
+        write(&path, &documents(&self.objects(0..self.count, part).collect::<Vec<_>>()))?;
         Ok(path)
     }
 
@@ -103,8 +109,8 @@ impl Synthetic {
         Ok(path)
     }
 
-    fn objects(&self, part: Part) -> impl Iterator<Item = Value> {
-        let numbers = (0..self.count).filter(move |number| !(part.pruned && is_pruned(*number)));
+    fn objects(&self, numbers: std::ops::Range<usize>, part: Part) -> impl Iterator<Item = Value> {
+        let numbers = numbers.filter(move |number| !(part.pruned && is_pruned(*number)));
         numbers.map(move |number| self.object(number, part.changed))
     }
 

@@ -104,13 +104,12 @@ impl std::fmt::Display for NotReady {
 /// The first object that will not become ready, or any that is not when the
 /// deadline passes.
 pub async fn level(cluster: &Cluster, applied: &[Applied], policies: &Policies) -> Result<(), WaitError> {
-    let waiting =
-        applied.iter().map(|object| (object, declared(policies, &object.component, &object.id))).filter(
-            |(object, declared)| {
-                readiness::has_rule(&object.id.group, &object.id.kind)
-                    || declared.is_some_and(|declared| !declared.ready.is_empty() || !declared.failed.is_empty())
-            },
-        );
+    let waiting = applied.iter().map(|object| (object, declared(policies, &object.component, &object.id))).filter(
+        |(object, declared)| {
+            readiness::has_rule(&object.id.group, &object.id.kind)
+                || declared.is_some_and(|declared| !declared.ready.is_empty() || !declared.failed.is_empty())
+        },
+    );
     let left = together::together(cluster, waiting).await;
     let waiting: FuturesUnordered<_> =
         left.into_iter().map(|(object, declared)| one(cluster, object, declared)).collect();

@@ -11,6 +11,7 @@ mod preflight;
 mod refusals;
 mod removal;
 mod runs;
+mod settled;
 mod weather;
 
 pub(crate) use access::*;
@@ -23,6 +24,7 @@ pub(crate) use preflight::*;
 pub(crate) use refusals::*;
 pub(crate) use removal::*;
 pub(crate) use runs::*;
+pub(crate) use settled::*;
 pub(crate) use weather::*;
 
 use std::collections::BTreeMap;

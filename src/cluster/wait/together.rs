@@ -17,7 +17,8 @@ use crate::readiness::{self, Declared, State};
 /// Fewer are followed one by one.
 const FEW: usize = 4;
 
-/// How long a cause may stay unknown because an object is not followed by itself.
+/// How long none of them may become ready before each is followed by itself,
+/// which tells causes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// An object, and what its component declares of its readiness.
@@ -33,10 +34,8 @@ pub(super) async fn together<'a>(cluster: &Cluster, all: impl Iterator<Item = Wa
     }
     let groups = stream::iter(groups.into_values()).map(|mut group| async move {
         if group.len() >= FEW {
-            let until = (super::super::request::now() + PATIENCE).min(cluster.limits.deadline);
             tokio::select! {
                 () = follow(cluster, &mut group) => {}
-                () = tokio::time::sleep_until(until) => {}
                 () = cluster.interrupt.cancelled() => {}
             }
         }
@@ -54,8 +53,9 @@ async fn follow(cluster: &Cluster, group: &mut BTreeMap<&str, Waiting<'_>>) {
     // Those that have to be followed by themselves.
     let mut hopeless = BTreeSet::new();
     let mut listed = BTreeSet::new();
+    let mut until = super::super::request::now() + PATIENCE;
     // Who may not list and watch all of a kind, asks for each.
-    while let Some(Ok(event)) = events.next().await {
+    while let Ok(Some(Ok(event))) = tokio::time::timeout_at(until.min(cluster.limits.deadline), events.next()).await {
         match event {
             Event::InitApply(object) | Event::Apply(object) => {
                 let object = to_value(object, &resource);
@@ -63,7 +63,10 @@ async fn follow(cluster: &Cluster, group: &mut BTreeMap<&str, Waiting<'_>>) {
                 let Some((&name, (applied, declared))) = group.get_key_value(name) else { continue };
                 listed.insert(name);
                 match readiness::assess_declared(Some(&object), &applied.pin, *declared) {
-                    State::Ready => drop(group.remove(name)),
+                    State::Ready => {
+                        group.remove(name);
+                        until = super::super::request::now() + PATIENCE;
+                    }
                     State::Failed(_) => drop(hopeless.insert(name)),
                     State::Pending(_) => {}
                 }

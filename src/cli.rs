@@ -13,6 +13,7 @@ pub mod export;
 pub mod files;
 pub mod host;
 pub mod image;
+pub mod images;
 pub mod key;
 pub mod log;
 pub mod profile;
@@ -112,6 +113,9 @@ pub enum Command {
     Certs(certs::CertsCommand),
     /// Write this executable as an OCI image; needs no Docker
     Image(image::ImageArgs),
+    /// List the images that an installation pulls; needs no cluster
+    #[command(subcommand)]
+    Images(images::ImagesCommand),
     /// Run the roles controller, route and gateway
     Server(Box<server::ServerCommand>),
     /// Run the sidecar of a daemon
@@ -145,6 +149,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Profile(command) => profile::run(command, global),
         Command::Certs(command) => certs::run(command, global),
         Command::Image(args) => image::run(args, global),
+        Command::Images(command) => images::run(command),
         Command::Server(args) => server::run(*args, global),
         Command::Companion(command) => companion::run(*command, global),
         Command::Ps(args) => ps::run(*args, global),

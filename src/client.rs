@@ -13,7 +13,7 @@ mod dial;
 mod execute;
 mod fault;
 mod gateway;
-mod http;
+pub(crate) mod http;
 mod narrate;
 mod output;
 mod patience;

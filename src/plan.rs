@@ -30,7 +30,7 @@ pub use difference::{FieldChange, MASK, difference, mask};
 pub use order::Wave;
 pub use ownership::{
     Consent, Contested, FieldConflict, FieldPolicy, HelmRelease, Policy, Resolution, drop_placeholders, helm_release,
-    is_ours, predecessors, resolve, taken_over, tracker, without, without_predecessors,
+    is_applied, is_ours, predecessors, resolve, taken_over, tracker, without, without_predecessors,
 };
 pub use prune::{Brake, Deletion, Pruned, Remains};
 pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Settings};

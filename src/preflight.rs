@@ -13,6 +13,7 @@ pub mod blame;
 pub mod daemon;
 pub mod dns;
 pub mod facilities;
+pub mod images;
 pub mod namespaces;
 pub mod pods;
 pub mod role;

@@ -30,6 +30,15 @@ use values::Layers;
 /// the image of this executable is used.
 pub const IMAGE: &str = "image";
 
+/// Name of the value with the architectures of that image.
+const ARCHITECTURES: &str = "images.architectures";
+
+/// Name of the value with the registry that images come from instead of their own.
+const REGISTRY: &str = "images.registry";
+
+/// The architecture of this executable, and so of its image.
+const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
 /// Where a profile comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileSource {

@@ -237,6 +237,21 @@ async fn tunnel(
     Ok(TokioIo::new(upgraded))
 }
 
+/// A way through the proxy that the environment names for this URL; nothing
+/// when it names none.
+pub(crate) async fn proxied(
+    proxies: &Matcher,
+    url: &Uri,
+) -> Result<Option<TokioIo<hyper::upgrade::Upgraded>>, HttpError> {
+    let Some(proxy) = proxies.intercept(url) else { return Ok(None) };
+    let (host, port) = proxy_address(&proxy)?;
+    let through = async { tunnel(dial(&host, port, None).await?, &proxy, &Target::of(url)?).await };
+    match through.await {
+        Ok(tunnel) => Ok(Some(tunnel)),
+        Err(error) => Err(HttpError::Through { proxy: format!("{host}:{port}"), source: Box::new(error) }),
+    }
+}
+
 async fn exchange<S>(stream: S, request: Request<Full<Bytes>>, host: &str) -> Result<Response, HttpError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -22,13 +22,13 @@ pub(super) async fn examine(cluster: &Cluster, object: &Object, live: &Value) ->
         causes: Vec::new(),
     };
     let stored = plan::dropped_stored(live, &object.body);
-    if let (false, Some(storage)) = (stored.is_empty(), plan::storage(live)) {
-        if stored.iter().any(|version| version == storage) {
-            return Err(refused(format!(
-                "version {storage} is the one that is stored, and is missing from the new definition: \
-                 install a version of it first that has both"
-            )));
-        }
+    if let Some(storage) = plan::storage(live)
+        && stored.iter().any(|version| version == storage)
+    {
+        return Err(refused(format!(
+            "version {storage} is the one that is stored, and is missing from the new definition: \
+             install a version of it first that has both"
+        )));
     }
     let tightened = plan::tightened(live, &object.body);
     if !tightened.is_empty() {

@@ -262,7 +262,10 @@ async fn predict(
             return Ok(Observation::Present { live, predicted, means });
         }
     }
-    means.predecessors = if adoption { plan::predecessors(&live) } else { Vec::new() };
+    // What a predecessor still owned when we first applied is its own from then on.
+    let first = !plan::is_applied(&live);
+    means.predecessors =
+        if bundle.consent.adopt || (first && plan::is_ours(&live)) { plan::predecessors(&live) } else { Vec::new() };
     let predicted = match apply_as_allowed(cluster, bundle, object, &live, &mut means).await {
         Ok(predicted) => predicted,
         // What a predecessor has set, and goes, may be what makes it invalid:
@@ -291,6 +294,11 @@ async fn predict(
         Ok(mut predicted) => {
             predicted["metadata"]["managedFields"] = managed.unwrap_or_default();
             Ok(Observation::Present { live, predicted, means })
+        }
+        // Applying takes less: what is known without defaults will do.
+        Err(RequestError::Forbidden { .. }) => {
+            left["metadata"]["managedFields"] = managed.unwrap_or_default();
+            Ok(Observation::Present { live, predicted: left, means })
         }
         Err(error) => replace(cluster, bundle, object, live, error).await,
     }

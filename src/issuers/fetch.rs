@@ -7,14 +7,18 @@ use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
 use hyper::client::conn::http1;
-use hyper::{Request, StatusCode, header};
+use hyper::upgrade::Upgraded;
+use hyper::{Request, StatusCode, Uri, header};
+use hyper_util::client::proxy::matcher::Matcher;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_util::either::Either;
 
+use crate::client::http::proxied;
 use crate::identity::authorities;
 use crate::identity::keys::{KeySet, ParseKeys};
 use crate::identity::url::{HttpsUrl, Issuer, ParseUrl};
@@ -28,6 +32,8 @@ const MAX_KEYS: usize = 256 << 10;
 /// Fetches for one issuer.
 pub(super) struct Fetcher {
     tls: TlsConnector,
+    /// Proxies as curl reads them from the environment.
+    proxies: Matcher,
 }
 
 /// Why a file gives no authorities.
@@ -153,7 +159,7 @@ impl Fetcher {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config = config.map_err(RootsError::Tls)?.with_root_certificates(roots).with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)) })
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), proxies: Matcher::from_env() })
     }
 
     /// Looks an issuer's keys up: where it says they are.
@@ -174,7 +180,7 @@ impl Fetcher {
         let connect = |source| FetchError::Connect { url: url.clone(), source };
         let get = |source| FetchError::Get { url: url.clone(), source };
         let name = ServerName::try_from(url.host().to_owned()).map_err(|e| connect(std::io::Error::other(e)))?;
-        let tcp = TcpStream::connect((url.host(), url.port())).await.map_err(connect)?;
+        let tcp = self.dial(url).await.map_err(connect)?;
         let tls = self.tls.connect(name, tcp).await.map_err(connect)?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(tls)).await.map_err(get)?;
         let request = Request::get(url.path())
@@ -200,6 +206,17 @@ impl Fetcher {
         tokio::select! {
             answer = answer => answer,
             never = drive => never,
+        }
+    }
+}
+
+impl Fetcher {
+    /// To the host itself, or through the proxy that is named for it.
+    async fn dial(&self, url: &HttpsUrl) -> std::io::Result<Either<TcpStream, TokioIo<Upgraded>>> {
+        let uri: Uri = url.to_string().parse().map_err(std::io::Error::other)?;
+        match proxied(&self.proxies, &uri).await.map_err(std::io::Error::other)? {
+            Some(tunnel) => Ok(Either::Right(tunnel)),
+            None => TcpStream::connect((url.host(), url.port())).await.map(Either::Left),
         }
     }
 }

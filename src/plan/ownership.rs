@@ -162,6 +162,11 @@ fn is_predecessor(entry: &Value) -> bool {
         )
 }
 
+/// Whether we have applied an object before.
+pub fn is_applied(live: &Value) -> bool {
+    entries(live).any(is_own)
+}
+
 fn is_own(entry: &Value) -> bool {
     text(entry, "manager") == INSTALLER_MANAGER && text(entry, "operation") == "Apply"
 }

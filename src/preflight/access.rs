@@ -141,8 +141,8 @@ fn add(to: &mut BTreeSet<Permission>, namespace: Option<&str>, place: &Place, na
 /// The installer's own state beside the control plane.
 fn record_and_lock(to: &mut BTreeSet<Permission>, namespace: &str) {
     let (maps, leases) = (Place::new("", "configmaps"), Place::new("coordination.k8s.io", "leases"));
-    add(to, Some(namespace), &maps, None, &["create"]);
-    add(to, Some(namespace), &maps, Some(record::NAME), &["get", "patch", "delete"]);
+    // Parts of the record are named by what they hold.
+    add(to, Some(namespace), &maps, None, &["create", "get", "list", "patch", "delete"]);
     add(to, Some(namespace), &leases, None, &["create"]);
     add(to, Some(namespace), &leases, Some(record::NAME), &["get", "list", "watch", "update", "delete"]);
 }

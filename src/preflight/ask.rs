@@ -193,18 +193,29 @@ impl<'a> Asker<'a> {
             return Ok(storage::classes(caches, &[]));
         }
         let mut findings = match self.list("/apis/storage.k8s.io/v1/storageclasses").await? {
-            Listed::Items(classes) => storage::classes(caches, &classes),
+            Listed::Items(mut classes) => {
+                classes.extend(self.ours("StorageClass"));
+                storage::classes(caches, &classes)
+            }
             Listed::Forbidden | Listed::Unserved => {
                 vec![Check::StorageClass.unseen("list storageclasses.storage.k8s.io")]
             }
         };
         let snapshots = match self.list("/apis/snapshot.storage.k8s.io/v1/volumesnapshotclasses").await? {
-            Listed::Items(classes) => storage::snapshots(caches, Some(&classes)),
+            Listed::Items(mut classes) => {
+                classes.extend(self.ours("VolumeSnapshotClass"));
+                storage::snapshots(caches, Some(&classes))
+            }
             Listed::Unserved => storage::snapshots(caches, None),
             Listed::Forbidden => Some(Check::Snapshots.unseen("list volumesnapshotclasses.snapshot.storage.k8s.io")),
         };
         findings.extend(snapshots);
         Ok(findings)
+    }
+
+    /// Objects of a kind that come with the installation.
+    fn ours(&self, kind: &str) -> impl Iterator<Item = Value> {
+        self.rendered.objects.iter().filter(move |object| object.id.kind == kind).map(|object| object.body.clone())
     }
 
     async fn facilities(&self, settings: Option<&Settings>) -> Result<Vec<Finding>, RequestError> {

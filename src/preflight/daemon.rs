@@ -25,8 +25,9 @@ pub fn settings(rendered: &Rendered) -> Option<Settings> {
         let arguments: Vec<&str> = arguments.iter().filter_map(Value::as_str).collect();
         arguments.iter().any(|argument| argument.contains("controller")).then_some(arguments)
     })?;
-    // Of files that exist in the pod only, none says what a daemon looks like.
-    let arguments = arguments.into_iter().filter(|argument| !argument.starts_with("--project-defaults-config"));
+    // These files exist in the pod only.
+    let files = ["--project-defaults-config", "--registry-ca-file"];
+    let arguments = arguments.into_iter().filter(|argument| !files.iter().any(|flag| argument.starts_with(flag)));
     let cli = Cli::try_parse_from([crate::names::INSTALLER_MANAGER].into_iter().chain(arguments)).ok()?;
     let Command::Server(command) = cli.command else { return None };
     Settings::try_from(&command.server.farm).ok()

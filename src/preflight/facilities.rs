@@ -143,6 +143,7 @@ mod tests {
             objects: vec![object],
             certificates: Vec::new(),
             generated: Vec::new(),
+            policies: std::collections::BTreeMap::new(),
         }
     }
 

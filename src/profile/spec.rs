@@ -63,6 +63,12 @@ pub enum Format {
     Cidr,
     /// Certificates in PEM; nothing is none.
     Authorities,
+    /// A registry with or without a path; nothing is none.
+    Registry,
+    /// `http://HOST:PORT`; nothing is none.
+    Proxy,
+    /// Registries, each with its mirrors.
+    Mirrors,
     /// On which nodes daemons run.
     Scheduling,
     /// A list of tolerations of a pod.
@@ -177,6 +183,11 @@ impl ValueSpec {
                     Some(Format::Pattern) => text.parse::<Pattern>().is_ok(),
                     Some(Format::Network) => is_network(text),
                     Some(Format::Cidr) => is_cidr(text),
+                    Some(Format::Registry) => text.is_empty() || syntax::is_registry(text),
+                    Some(Format::Proxy) if text.is_empty() || syntax::is_proxy(text) => true,
+                    Some(Format::Proxy) => {
+                        return Err(Problem::new(&self.wanted(), "something else (not shown: it may hold a password)"));
+                    }
                     Some(Format::Authorities) if text.is_empty() || authorities::check(text).is_ok() => true,
                     // A whole file: not for a message.
                     Some(Format::Authorities) => return Err(Problem::new(&self.wanted(), "none")),
@@ -231,6 +242,9 @@ impl ValueSpec {
 
     fn accept_map(&self, kind: Type, raw: &Value) -> Result<Value, Problem> {
         let map = raw.as_object().ok_or_else(|| Problem::new(&self.wanted_as(kind), &describe(raw)))?;
+        if self.format == Some(Format::Mirrors) {
+            mirrors(map).map_err(Problem)?;
+        }
         if self.format == Some(Format::Scheduling) {
             raw.to_string().parse::<Scheduling>().map_err(|error| Problem(error.to_string()))?;
         }
@@ -270,6 +284,8 @@ impl ValueSpec {
                 Some(Format::Pattern) => "\"*\", \"host/owner/*\" or \"host/owner/repository\"",
                 Some(Format::Network) => "an address, or a network such as 10.0.0.0/8",
                 Some(Format::Cidr) => "a network such as 10.0.0.0/8",
+                Some(Format::Registry) => "a registry such as registry.example.com/mirror",
+                Some(Format::Proxy) => "a proxy such as http://proxy.example.com:3128, without user and password",
                 Some(Format::Authorities) => "certificates in PEM, at least one, that can be used",
                 Some(_) => "a text of another form",
             },
@@ -318,6 +334,24 @@ fn egress(item: &Value) -> Result<(), String> {
         let networks = std::iter::once(&block.cidr).chain(block.except.iter().flatten());
         if let Some(bad) = networks.into_iter().find(|network| !is_cidr(network)) {
             return Err(format!("to[{at}].ipBlock: want networks such as 10.0.0.0/8, found {bad:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Registries, each with the mirrors that are asked first.
+fn mirrors(map: &Map<String, Value>) -> Result<(), String> {
+    for (registry, mirrors) in map {
+        if !syntax::is_registry(registry) || registry.contains('/') {
+            return Err(format!("want registries such as docker.io, found {registry:?}"));
+        }
+        let list = mirrors.as_array().filter(|list| !list.is_empty());
+        let list =
+            list.ok_or_else(|| format!("\"{registry}\": want a list of mirrors, found {}", describe(mirrors)))?;
+        let good = |mirror: &&Value| mirror.as_str().is_some_and(syntax::is_registry);
+        if let Some(bad) = list.iter().find(|mirror| !good(mirror)) {
+            let wanted = "want mirrors such as mirror.example.com/hub";
+            return Err(format!("\"{registry}\": {wanted}, found {}", describe(bad)));
         }
     }
     Ok(())

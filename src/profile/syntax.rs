@@ -91,6 +91,38 @@ fn is_image_path(path: &str) -> bool {
     }
 }
 
+/// A registry, with a path where it has one.
+pub(crate) fn is_registry(text: &str) -> bool {
+    !text.contains('@') && image(&format!("{text}/image:1")).is_ok()
+}
+
+/// `http://HOST:PORT`, and nothing that is secret.
+pub(crate) fn is_proxy(text: &str) -> bool {
+    let Some(rest) = text.strip_prefix("http://") else { return false };
+    let authority = rest.strip_suffix('/').unwrap_or(rest);
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port),
+        _ => (authority, "80"),
+    };
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let known = address.map_or_else(|| is_host(host), |address| address.parse::<std::net::Ipv6Addr>().is_ok());
+    known && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+/// An image as another registry has it: below that registry's path, under the
+/// same name. One that is there already stays.
+pub(crate) fn relocated(image: &str, registry: &str) -> String {
+    let registry = registry.trim_end_matches('/');
+    if image.strip_prefix(registry).is_some_and(|rest| rest.starts_with('/')) {
+        return image.to_owned();
+    }
+    let path = match image.split_once('/') {
+        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => path,
+        _ => image,
+    };
+    format!("{registry}/{path}")
+}
+
 fn is_tag(tag: &str) -> bool {
     (1..=128).contains(&tag.len())
         && tag.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
@@ -106,6 +138,37 @@ fn is_digest(digest: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_moves_to_another_registry_once() {
+        for (image, registry, moved) in [
+            ("docker.io/moby/buildkit:v1", "mirror.test", "mirror.test/moby/buildkit:v1"),
+            ("moby/buildkit:v1", "mirror.test/hub", "mirror.test/hub/moby/buildkit:v1"),
+            ("bko:1", "mirror.test:5000", "mirror.test:5000/bko:1"),
+            ("localhost:5000/a@sha256:0", "mirror.test", "mirror.test/a@sha256:0"),
+            ("mirror.test/hub/a:1", "mirror.test/hub", "mirror.test/hub/a:1"),
+            ("mirror.test/hubs/a:1", "mirror.test/hub", "mirror.test/hub/hubs/a:1"),
+        ] {
+            assert_eq!(relocated(image, registry), moved);
+            assert_eq!(relocated(moved, registry), moved);
+        }
+    }
+
+    #[test]
+    fn registries_and_proxies() {
+        for good in ["docker.io", "mirror.test:5000/a/b", "localhost", "a"] {
+            assert!(is_registry(good), "{good}");
+        }
+        for bad in ["", "https://a", "a/", "a b", "u@a"] {
+            assert!(!is_registry(bad), "{bad}");
+        }
+        for good in ["http://proxy.test:3128", "http://10.0.0.1:80/", "http://proxy", "http://[fd00::1]:3128"] {
+            assert!(is_proxy(good), "{good}");
+        }
+        for bad in ["", "proxy:3128", "https://proxy", "http://u:p@proxy", "http://", "http://a:0", "http://a/b"] {
+            assert!(!is_proxy(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn images_are_pinned_by_digest_or_tag() {

@@ -12,7 +12,8 @@ use crate::manifest::{Bundle, Document, kind_of, parse_mapping, parse_value};
 
 use super::nest::nest;
 use super::suggest::did_you_mean;
-use super::{IMAGE, ValueSpec};
+use super::syntax::relocated;
+use super::{ARCHITECTURE, ARCHITECTURES, IMAGE, REGISTRY, Type, ValueSpec};
 
 /// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,14 +227,41 @@ impl<'a> Layers<'a> {
     }
 
     pub(super) fn finish(mut self) -> Values {
-        self.faults.extend(self.stale.into_values());
+        self.faults.extend(std::mem::take(&mut self.stale).into_values());
         if let Some(entry) = self.values.entries.get_mut(IMAGE)
             && entry.value == ""
         {
             entry.value = self.default_image.into();
             entry.source = Source::Executable;
+            self.bind_to_own_architecture();
         }
+        self.relocate();
         self.values
+    }
+
+    /// The image of this executable runs where this executable does.
+    fn bind_to_own_architecture(&mut self) {
+        if let Some(entry) = self.values.entries.get_mut(ARCHITECTURES)
+            && entry.value.as_array().is_some_and(Vec::is_empty)
+        {
+            entry.value = Value::from(vec![ARCHITECTURE]);
+            entry.source = Source::Executable;
+        }
+    }
+
+    /// Images that nobody has named come from the one registry, if there is one.
+    fn relocate(&mut self) {
+        let registry = self.values.get(REGISTRY).and_then(Value::as_str).unwrap_or_default().to_owned();
+        if registry.is_empty() {
+            return;
+        }
+        let Values { entries, overrides, .. } = &mut self.values;
+        for (name, entry) in entries.iter_mut().filter(|(_, entry)| entry.spec.kind == Type::Image) {
+            let named = overrides.contains_key(name.as_str());
+            if let Some(image) = entry.value.as_str().filter(|image| !image.is_empty() && !named) {
+                entry.value = relocated(image, &registry).into();
+            }
+        }
     }
 
     fn group(&mut self, reading: &mut Reading<'_>, prefix: &str, at: &[String], map: &Map<String, Value>) {

@@ -1,6 +1,7 @@
 //! Identities of CI providers against a real API server.
 
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -8,6 +9,8 @@ use bko_install::families::build_farm::api::BuildProject;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Service};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::farm::{self, KEY, Server};
 use crate::harness::Cluster;
@@ -35,8 +38,13 @@ impl Jobs {
 
     /// A server that knows the issuer's keys.
     async fn server(&self, cluster: &Cluster, flags: &[&str]) -> anyhow::Result<Server> {
+        self.server_with(cluster, flags, &[]).await
+    }
+
+    async fn server_with(&self, cluster: &Cluster, flags: &[&str], env: &[(&str, &str)]) -> anyhow::Result<Server> {
         let providers = json!([self.issuer.provider("github")]).to_string();
-        let server = Server::with(cluster, flags, &[("BUILDKIT_OPERATOR_OIDC_PROVIDERS", &providers)]).await?;
+        let env = [&[("BUILDKIT_OPERATOR_OIDC_PROVIDERS", providers.as_str())], env].concat();
+        let server = Server::with(cluster, flags, &env).await?;
         let probe = json!({"key": "p0000000000000000", "buildId": "0123456789abcdef"});
         let token = self.token(&json!({}));
         while server.post_as(Some(&token), "/complete", &probe).await?.0 == 503 {
@@ -99,6 +107,50 @@ pub(crate) async fn two_pull_requests_of_one_repository_get_two_daemons(cluster:
     tokio::time::timeout(Duration::from_secs(110), reaped).await.context("the fork is still there")??;
     let status = farm::status(&cluster, &farm.namespace, &format!("fork7-{KEY}")).await.context("no fork of 7")?;
     ensure!(status.inflight.len() == 2, "the other pull request's builds go on: {status:?}");
+    Ok(())
+}
+
+/// A proxy that knows CONNECT alone; says where it was asked to.
+async fn proxy(asked: Arc<Mutex<Vec<String>>>) -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let asked = asked.clone();
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(client.read_u8().await?);
+                }
+                let head = String::from_utf8_lossy(&head);
+                let target = head.split(' ').nth(1).unwrap_or_default().to_owned();
+                let mut server = TcpStream::connect(&target).await?;
+                asked.lock().unwrap().push(target);
+                client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
+                tokio::io::copy_bidirectional(&mut client, &mut server).await
+            });
+        }
+    });
+    Ok(address)
+}
+
+pub(crate) async fn keys_are_fetched_through_the_proxy_but_for_what_is_excepted(
+    cluster: Arc<Cluster>,
+) -> anyhow::Result<()> {
+    let farm = farm(&cluster, "proxied").await?;
+    for (except, through) in [("", true), ("127.0.0.0/8,localhost", false)] {
+        let jobs = Jobs::new().await;
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let address = format!("http://{}", proxy(asked.clone()).await?);
+        let env = [("HTTPS_PROXY", address.as_str()), ("NO_PROXY", except)];
+        let server = jobs.server_with(&cluster, &farm.flags(&[]), &env).await?;
+        let (status, answer) =
+            server.post_as(Some(&jobs.token(&json!({}))), "/prewarm", &json!({"arch": "amd64"})).await?;
+        ensure!(status == 202, "{status} {answer}");
+        let asked = asked.lock().unwrap().clone();
+        let asks = |target: &String| jobs.issuer.url.starts_with(&format!("https://{target}/"));
+        ensure!(asked.iter().any(asks) == through, "{asked:?} {}", jobs.issuer.url);
+    }
     Ok(())
 }
 

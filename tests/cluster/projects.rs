@@ -9,15 +9,17 @@ use bko_install::families::build_farm::build::config::Base;
 use bko_install::families::build_farm::settings::{Sandbox, Settings};
 use bko_install::families::build_farm::validate::validate;
 use k8s_openapi::api::apps::v1::StatefulSet;
-use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, Volume};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::wait::await_condition;
 use serde_json::{Value, json};
 
-use crate::farm;
+use crate::farm::{self, Server};
 use crate::harness::Cluster;
+use crate::routes;
 
 fn project(name: &str, spec: Value) -> anyhow::Result<BuildProject> {
     let mut whole = json!({"key": name, "arch": "amd64"});
@@ -70,6 +72,61 @@ pub(crate) async fn what_cannot_take_effect_is_refused_with_its_reason(cluster: 
     ] {
         api.patch(name, &PatchParams::default(), &Patch::Merge(json!({"spec": change}))).await?;
     }
+    Ok(())
+}
+
+pub(crate) async fn an_architecture_without_a_companion_is_refused(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = routes::farm(&cluster, "arches").await?;
+    let flags = farm.flags(&["--companion-image=i:1", "--companion-architectures=amd64"]);
+    let server = Server::start(&cluster, &flags).await?;
+    server.route(farm::REPO).await?;
+    let (status, answer) = server.post("/route", &json!({"repo": farm::REPO, "arch": "arm64"})).await?;
+    let reason = "spec.arch is \"arm64\", and the companion's image is for amd64";
+    ensure!(status == 503 && answer.to_string().replace('\\', "").contains(reason), "{status} {answer}");
+    // Nothing was made of it; and one that somebody else makes says why it does not start.
+    let api: Api<BuildProject> = Api::namespaced(cluster.client(), &farm.namespace);
+    ensure!(api.list(&ListParams::default()).await?.items.len() == 1);
+    api.create(&PostParams::default(), &project("parm", json!({"arch": "arm64"}))?).await?;
+    let told = |project: &BuildProject| {
+        project.status_or_default().conditions.iter().any(|condition| condition.message.contains(reason))
+    };
+    farm::until(&cluster, &farm.namespace, "parm", "refused with its reason", told).await?;
+    ensure!(farm::names::<StatefulSet>(&cluster, &farm.namespace).await? == [format!("buildkitd-{}", farm::KEY)]);
+    Ok(())
+}
+
+/// The claims of a StatefulSet can never be changed, so that the API server
+/// would refuse to move a cache.
+pub(crate) async fn a_cache_stays_where_its_daemon_was_made(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = routes::farm(&cluster, "ephemeral").await?;
+    let ephemeral = farm.flags(&["--cache-kind=emptyDir", "--cache-volume-gi=3", "--idle-seconds=1"]);
+    let server = Server::start(&cluster, &ephemeral).await?;
+    let answer = server.route(farm::REPO).await?;
+    ensure!(farm::names::<PersistentVolumeClaim>(&cluster, &farm.namespace).await?.is_empty());
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), &farm.namespace);
+    let pod = serde_json::to_value(pods.get(routes::POD).await?.spec)?;
+    let volumes = pod["volumes"].as_array().context("no volumes")?;
+    ensure!(volumes.iter().any(|v| v["name"] == "cache" && v["emptyDir"]["sizeLimit"] == "3Gi"), "{pod}");
+    server.complete(&answer).await?;
+    drop(server);
+
+    // New daemons get volumes; this one takes a changed template, and keeps its place.
+    let server = Server::start(&cluster, &farm.flags(&["--daemon-no-proxy=a.test"])).await?;
+    let sets: Api<StatefulSet> = Api::namespaced(cluster.client(), &farm.namespace);
+    let changed = |set: Option<&StatefulSet>| {
+        let spec = set.and_then(|set| set.spec.as_ref());
+        spec.is_some_and(|spec| serde_json::to_string(&spec.template).is_ok_and(|text| text.contains("a.test")))
+    };
+    let name = format!("buildkitd-{}", farm::KEY);
+    let limit = std::time::Duration::from_secs(30);
+    tokio::time::timeout(limit, await_condition(sets.clone(), &name, changed)).await.context("no new template")??;
+    let set = sets.get(&name).await?.spec.context("no spec")?;
+    ensure!(set.volume_claim_templates.is_none(), "{:?}", set.volume_claim_templates);
+    server.route(farm::REPO).await?;
+    let other = server.route("github.com/acme/other").await?;
+    let claims = farm::names::<PersistentVolumeClaim>(&cluster, &farm.namespace).await?;
+    let key = other["key"].as_str().context("no key")?;
+    ensure!(claims == [format!("cache-buildkitd-{key}-0")], "{claims:?}");
     Ok(())
 }
 

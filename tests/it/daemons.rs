@@ -7,7 +7,8 @@ use bko_install::families::build_farm::api::BuildProject;
 use bko_install::families::build_farm::build::config::Base;
 use bko_install::families::build_farm::build::{as_made, build};
 use bko_install::families::build_farm::settings::{CacheKind, Sandbox, Settings};
-use bko_install::families::build_farm::validate::{Invalid, validate};
+use bko_install::families::build_farm::validate::{Invalid, servable, validate};
+use bko_install::key::Arch;
 
 fn project(yaml: &str) -> BuildProject {
     let mut project: BuildProject = serde_yaml::from_str(yaml).unwrap();
@@ -95,6 +96,46 @@ fn a_cache_on_the_nodes_disk_has_no_claim_and_one_that_exists_stays_where_it_is(
     assert_eq!(as_made(&default, Some(&made)).cache_kind, CacheKind::EmptyDir);
     assert!(Arc::ptr_eq(&as_made(&ephemeral, None), &ephemeral));
     assert!(Arc::ptr_eq(&as_made(&default, Some(&claimed)), &default));
+}
+
+#[test]
+fn what_a_daemon_is_told_of_registries_is_in_its_pod() {
+    let settings = Settings {
+        proxy: vec![("HTTPS_PROXY".into(), "http://proxy.test:3128".into())],
+        registry_ca: "-----BEGIN CERTIFICATE-----".into(),
+        ..Settings::default()
+    };
+    let project = project(CANONICAL);
+    let template = build(&validate(&project).unwrap(), &settings, &Base::default()).stateful_set.spec.unwrap().template;
+    let annotations = template.metadata.unwrap().annotations.unwrap();
+    let annotation = "buildkit-operator.socialgouv.github.io/registry-ca.pem";
+    assert_eq!(annotations[annotation], settings.registry_ca);
+    let pod = serde_yaml::to_string(&template.spec.unwrap()).unwrap();
+    assert!(
+        pod.contains("path: registry-ca.pem") && pod.contains(&format!("metadata.annotations['{annotation}']")),
+        "{pod}"
+    );
+    assert!(pod.contains("name: SSL_CERT_DIR\n    value: /etc/ssl/certs:/etc/buildkit"), "{pod}");
+    assert!(pod.contains("name: HTTPS_PROXY\n    value: http://proxy.test:3128"), "{pod}");
+}
+
+#[test]
+fn an_architecture_without_a_companion_is_refused_with_its_reason() {
+    let settings = |companion: Option<&str>, known: &[Arch]| Settings {
+        companion: companion.map(str::to_owned),
+        companion_architectures: known.to_vec(),
+        ..Settings::default()
+    };
+    for (companion, known, refused) in [
+        (Some("i:1"), &[Arch::Amd64][..], true),
+        (Some("i:1"), &[Arch::Amd64, Arch::Arm64], false),
+        (Some("i:1"), &[], false),
+        (None, &[Arch::Amd64], false),
+    ] {
+        assert_eq!(servable(Arch::Arm64, &settings(companion, known)).is_err(), refused, "{companion:?} {known:?}");
+    }
+    let why = servable(Arch::Arm64, &settings(Some("i:1"), &[Arch::Amd64])).unwrap_err().to_string();
+    assert!(why.starts_with("spec.arch is \"arm64\", and the companion's image is for amd64: "), "{why}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 50] = [
+const CORE: [&str; 51] = [
     "names.rs",
     "printable.rs",
     "key.rs",
@@ -27,6 +27,7 @@ const CORE: [&str; 50] = [
     "preflight/daemon.rs",
     "preflight/dns.rs",
     "preflight/facilities.rs",
+    "preflight/images.rs",
     "preflight/namespaces.rs",
     "preflight/pods.rs",
     "preflight/role.rs",

@@ -9,10 +9,12 @@
 
 use bko_install::cli::{Cli, Command};
 use bko_install::families::build_farm::api::BuildProject;
+use bko_install::families::build_farm::build::config::{Base, buildkitd_toml};
 use bko_install::gateway::Limits;
 use bko_install::gateway::rules::Rules;
 use bko_install::manifest::emit::to_yaml;
 use bko_install::manifest::{self, Bundle, Faults, Rendered, Renderer};
+use bko_install::preflight::images::images;
 use bko_install::profile::{self, Request};
 use bko_install::server::Plan;
 use clap::Parser;
@@ -86,8 +88,120 @@ fn both_profiles_render_as_reviewed() {
             .collect();
         let settings = &mut insta::Settings::clone_current();
         settings.add_filter(r#"(app.kubernetes.io/version: )"[^"]*""#, r#"$1"[version]""#);
+        settings.add_filter("(kubernetes.io/arch: \"|--companion-architectures=)(amd64|arm64)", "$1[own]");
         settings.bind(|| insta::assert_snapshot!(format!("profile-{profile}"), documents.join("---\n")));
     }
+}
+
+/// What each further profile changes in `default` with a gateway.
+#[test]
+fn profiles_differ_from_the_default_as_reviewed() {
+    let set = ["gateway.domains=builds.example.com"];
+    let default = embedded("default", &set).unwrap();
+    for profile in ["ha", "eks", "gke", "ovh"] {
+        let rendered = embedded(profile, &set).unwrap();
+        let new = rendered.objects.iter().filter(|o| default.objects.iter().all(|d| d.body != o.body));
+        let documents: Vec<_> = new
+            .map(|object| match default.objects.iter().find(|d| d.id == object.id) {
+                None => format!("+ {}\n{}", object.id, to_yaml(&object.body)),
+                Some(before) => {
+                    let (before, after) = (to_yaml(&before.body), to_yaml(&object.body));
+                    let diff = similar::TextDiff::from_lines(&before, &after);
+                    format!("~ {}\n{}", object.id, diff.unified_diff().context_radius(1))
+                }
+            })
+            .collect();
+        let settings = &mut insta::Settings::clone_current();
+        settings.add_filter(r#"(app.kubernetes.io/version: )"[^"]*""#, r#"$1"[version]""#);
+        settings.add_filter("(kubernetes.io/arch: \"|--companion-architectures=)(amd64|arm64)", "$1[own]");
+        settings.bind(|| insta::assert_snapshot!(format!("profile-{profile}"), documents.join("\n")));
+    }
+}
+
+/// The pods of the server and of the gateway.
+fn own_pods(rendered: &Rendered) -> Vec<&Value> {
+    rendered.objects.iter().filter_map(|object| object.body.pointer("/spec/template/spec")).collect()
+}
+
+#[test]
+fn our_own_pods_run_where_their_image_does() {
+    let set = ["gateway.domains=a.test", "server.nodeSelector.disk=ssd"];
+    let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let rendered = embedded("default", &set).unwrap();
+    for pod in own_pods(&rendered) {
+        assert_eq!(pod["nodeSelector"]["kubernetes.io/arch"], here);
+    }
+    assert!(rendered.objects.iter().any(|o| o.body.to_string().contains(&format!("--companion-architectures={here}"))));
+    // Somebody else's image may be of any architecture.
+    let rendered = embedded("default", &[&set[..], &["image=registry.example.com/bko-install:2"]].concat()).unwrap();
+    let pods = own_pods(&rendered);
+    assert_eq!((&pods[0]["nodeSelector"], pods[1].get("nodeSelector")), (&json!({"disk": "ssd"}), None));
+    let rendered = embedded("default", &[&set[..], &["images.architectures=amd64,arm64"]].concat()).unwrap();
+    for pod in own_pods(&rendered) {
+        let term =
+            pod.pointer("/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0");
+        assert_eq!(term.unwrap()["matchExpressions"][0]["values"], json!(["amd64", "arm64"]));
+    }
+}
+
+#[test]
+fn images_come_from_one_registry_but_for_those_that_are_named() {
+    let list = |set: &[&str]| -> Vec<String> {
+        images(&embedded("dev", set).unwrap()).into_iter().map(|image| image.image).collect()
+    };
+    let registry = "images.registry=mirror.example.com/hub";
+    assert_eq!(list(&[]), ["docker.io/moby/buildkit:v0.34.2-rootless", IMAGE]);
+    assert_eq!(
+        list(&[registry]),
+        ["mirror.example.com/hub/bko-install:1.2.3", "mirror.example.com/hub/moby/buildkit:v0.34.2-rootless"]
+    );
+    assert_eq!(
+        list(&[registry, "daemon.image=else.where/buildkit:1-rootless", "forks.sandbox.runtimeClass=kata"]),
+        ["else.where/buildkit:1", "else.where/buildkit:1-rootless", "mirror.example.com/hub/bko-install:1.2.3"]
+    );
+}
+
+#[test]
+fn daemons_hear_of_proxies_mirrors_and_authorities() {
+    let authority = authority();
+    let values = json!({
+        "proxy": {"http": "http://proxy.test:3128", "https": "http://proxy.test:3128", "noProxy": ["git.test"]},
+        "network": {"serviceCidrs": ["10.96.0.0/16"]},
+        "clusterDomain": "corp.local",
+        "registries": {"caBundle": authority, "mirrors": {"docker.io": ["mirror.test/hub", "b.test"], "quay.io": ["c.test"]}},
+    });
+    let request = Request { files: vec![("v.yaml".into(), values.to_string())], ..Request::named("dev", IMAGE) };
+    let bundle = Bundle::embedded().unwrap();
+    let (profile, values) = profile::resolve(bundle, &request).unwrap();
+    let rendered = manifest::render(bundle, &profile, &values).unwrap();
+    let settings = bko_install::preflight::daemon::settings(&rendered).unwrap();
+    let excepted = "localhost,127.0.0.1,::1,.svc,.corp.local,10.96.0.0/16,git.test";
+    let proxy = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(
+        settings.proxy,
+        [
+            proxy("HTTP_PROXY", "http://proxy.test:3128"),
+            proxy("HTTPS_PROXY", "http://proxy.test:3128"),
+            proxy("NO_PROXY", excepted),
+        ]
+    );
+    let server = own_pods(&rendered)[0].to_string();
+    assert!(
+        server.contains(excepted) && server.contains("--registry-ca-file=/etc/buildkit-operator/registries/ca.pem")
+    );
+    let data = |name: &str, key: &str| {
+        let map = rendered.objects.iter().find(|o| o.id.name == name && o.id.kind == "ConfigMap").unwrap();
+        map.body["data"][key].as_str().unwrap().to_owned()
+    };
+    assert_eq!(data("buildkit-operator-registries", "ca.pem"), authority);
+    let base = Base::parse(&data("buildkitd-config", "buildkitd.toml"), None).unwrap();
+    let toml: toml::Table = buildkitd_toml(&base, 1).parse().unwrap();
+    assert_eq!(toml["registry"]["docker.io"]["mirrors"], toml::Value::from(vec!["mirror.test/hub", "b.test"]));
+    assert_eq!(toml["registry"]["quay.io"]["mirrors"], toml::Value::from(vec!["c.test"]));
+
+    let secret = "http://user:hush@proxy.test:3128";
+    let refused = embedded("dev", &[&format!("proxy.https={secret}")]).unwrap_err().to_string();
+    assert!(refused.contains("without user and password") && !refused.contains("hush"), "{refused}");
 }
 
 #[test]
@@ -194,6 +308,11 @@ fn what_would_stop_a_pod_later_is_refused_now() {
         ("oidc.caBundle=/etc/ssl/ca.pem", "want certificates in PEM, at least one, that can be used, found none"),
         ("oidc.providers=[{type: github, caFile: /ca.pem}]", "item 0: caFile: nothing mounts such a file"),
         ("oidc.repoAllowlist=github.com/acme/*", "oidc.repoAllowlist restricts the identities of oidc.providers"),
+        ("registries.mirrors={https://docker.io: [a.test]}", "want registries such as docker.io"),
+        ("registries.mirrors={docker.io: a.test}", "\"docker.io\": want a list of mirrors, found \"a.test\""),
+        ("images.registry=https://mirror.test", "want a registry such as registry.example.com/mirror"),
+        ("images.architectures=x86", "want one of amd64, arm64, found \"x86\" as item 0"),
+        ("storage.class.create=true", "storage.class.create needs the CSI driver"),
         ("networkPolicy.extraEgress=[{}, {too: []}]", "item 1: too: unknown field"),
         ("networkPolicy.extraEgress=[{to: [{ipBlock: {cidr: 10.0.0.1}}]}]", "item 0: to[0].ipBlock: want networks"),
         ("projects.defaults=[{tier: hot, tier: warm}]", "duplicate entry with key \"tier\""),
@@ -444,7 +563,9 @@ fn as_the_api_server_says(value: &mut Value) {
 #[test]
 fn every_declared_value_is_used() {
     let bundle = Bundle::embedded().unwrap();
-    let mut read: String = bundle.certificates.iter().map(|(_, text)| text.as_str()).collect();
+    // Where images come from is settled before anything is rendered.
+    let mut read: String = "images.registry ".to_owned();
+    read.extend(bundle.certificates.iter().map(|(_, text)| text.as_str()));
     for component in bundle.components.values() {
         read.extend(component.files.iter().map(|(_, text)| text.as_str()));
         read.extend(component.enabled.as_deref());

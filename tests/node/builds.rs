@@ -6,6 +6,7 @@ mod killed;
 mod leader;
 mod limits;
 pub(crate) mod servers;
+mod upgrades;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,6 +44,13 @@ pub(crate) async fn nothing_takes_a_daemon_from_a_running_build(node: Arc<Node>)
     told("kill -9 of buildkitd", killed::a_killed_daemon_comes_back_warm(&farm)).await?;
     told("many builds over a slow link", limits::many_builds_over_a_slow_link(&farm)).await?;
     told("servers killed and rolled", servers::servers_and_gateways_that_come_and_go(&farm)).await
+}
+
+/// The installer at work under a running build.
+pub(crate) async fn the_installer_takes_no_daemon_from_a_running_build(node: Arc<Node>) -> anyhow::Result<()> {
+    let farm = Installation::install(&node).await?;
+    told("another image and back", upgrades::another_image_and_back(&farm)).await?;
+    told("an adoption", upgrades::an_adoption(&farm)).await
 }
 
 /// Seconds that something lasts when tests run in full, and when they do not.

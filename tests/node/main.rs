@@ -36,6 +36,7 @@ fn tests() -> Vec<Test<Node>> {
         test!(builds::nothing_takes_a_daemon_from_a_running_build)
             .serial()
             .limit(Duration::from_secs(u64::from(builds::lasting(4200, 600)))),
+        test!(builds::the_installer_takes_no_daemon_from_a_running_build).serial().limit(Duration::from_secs(420)),
         test!(credentials::a_ci_needs_nothing_but_the_credentials).serial().limit(Duration::from_secs(300)),
         test!(gate::what_is_dialled_wakes).serial().limit(Duration::from_secs(420)),
         test!(gate::the_gateway_serves_the_api_and_is_not_missed).serial().limit(Duration::from_secs(240)),

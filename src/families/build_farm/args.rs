@@ -8,6 +8,8 @@ use clap::Args;
 use super::defaults::{DefaultsFault, ProjectDefaults};
 use super::scheduling::Scheduling;
 use super::settings::{CacheKind, DAEMON_IMAGE, Sandbox, Settings};
+use crate::identity::authorities;
+use crate::key::Arch;
 use crate::names::{BUILDS_NAMESPACE, DAEMON_PORT, dns_label, domain_or_nothing};
 use crate::profile::syntax::{is_host, is_quantity};
 use crate::runtime::clock::Clock;
@@ -54,6 +56,21 @@ pub struct FarmArgs {
     /// Image of the companion: of this very executable
     #[arg(long, value_name = "REF", default_value = "")]
     pub companion_image: String,
+    /// Architectures of the companion's image; daemons of others are refused. Any when left out
+    #[arg(long, value_name = "ARCH,…", value_delimiter = ',', value_parser = architecture)]
+    pub companion_architectures: Vec<Arch>,
+    /// Proxy of the daemons for plain HTTP
+    #[arg(long, value_name = "URL", default_value = "")]
+    pub daemon_http_proxy: String,
+    /// Proxy of the daemons for HTTPS, registries above all
+    #[arg(long, value_name = "URL", default_value = "")]
+    pub daemon_https_proxy: String,
+    /// Hosts, domains and networks that daemons use no proxy for
+    #[arg(long, value_name = "NAME,…", default_value = "")]
+    pub daemon_no_proxy: String,
+    /// File of authorities in PEM that daemons believe of registries beside the public ones; read once
+    #[arg(long, value_name = "FILE")]
+    pub registry_ca_file: Option<PathBuf>,
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
@@ -113,6 +130,27 @@ fn quantity_or_nothing(s: &str) -> Result<String, &'static str> {
     if s.is_empty() || is_quantity(s) { Ok(s.to_owned()) } else { Err("must be a quantity such as 500m or 2Gi") }
 }
 
+fn architecture(s: &str) -> Result<Arch, &'static str> {
+    match s {
+        "amd64" => Ok(Arch::Amd64),
+        "arm64" => Ok(Arch::Arm64),
+        _ => Err("must be amd64 or arm64"),
+    }
+}
+
+/// The variables that Go's HTTP client reads.
+fn proxy(args: &FarmArgs) -> Vec<(String, String)> {
+    let all = [
+        ("HTTP_PROXY", &args.daemon_http_proxy),
+        ("HTTPS_PROXY", &args.daemon_https_proxy),
+        ("NO_PROXY", &args.daemon_no_proxy),
+    ];
+    all.into_iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| (name.to_owned(), value.clone()))
+        .collect()
+}
+
 /// Why flags of the build farm cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FarmError {
@@ -124,7 +162,21 @@ pub enum FarmError {
         /// Why.
         source: std::io::Error,
     },
-    /// They are wrong.
+    /// The authorities of registries cannot be read.
+    #[error("read --registry-ca-file {path:?}")]
+    ReadAuthorities {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// They are none.
+    #[error("--registry-ca-file {path:?} holds no authority: want certificates in PEM")]
+    Authorities {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The rules for new projects are wrong.
     #[error("--project-defaults-config {path:?}")]
     Defaults {
         /// The file.
@@ -138,6 +190,16 @@ pub enum FarmError {
 fn project_defaults(path: &PathBuf) -> Result<ProjectDefaults, FarmError> {
     let text = std::fs::read_to_string(path).map_err(|source| FarmError::Read { path: path.clone(), source })?;
     ProjectDefaults::read(&text).map_err(|source| FarmError::Defaults { path: path.clone(), source })
+}
+
+#[expect(clippy::disallowed_methods, reason = "shell: reads a file that a flag names")]
+fn registry_ca(path: &PathBuf) -> Result<String, FarmError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|source| FarmError::ReadAuthorities { path: path.clone(), source })?;
+    match authorities::check(&text) {
+        Ok(()) => Ok(text),
+        Err(_) => Err(FarmError::Authorities { path: path.clone() }),
+    }
 }
 
 impl TryFrom<&FarmArgs> for Settings {
@@ -159,6 +221,9 @@ impl TryFrom<&FarmArgs> for Settings {
             cpu_request: some(&args.daemon_cpu_request),
             memory_request: some(&args.daemon_memory_request),
             companion: some(&args.companion_image).filter(|_| args.companion),
+            companion_architectures: args.companion_architectures.clone(),
+            proxy: proxy(args),
+            registry_ca: args.registry_ca_file.as_ref().map(registry_ca).transpose()?.unwrap_or_default(),
             certs_secret: args.daemon_certs_secret.clone(),
             storage_class: some(&args.default_storage_class),
             cache_kind: args.cache_kind,

@@ -35,7 +35,7 @@ use super::metrics::Metrics;
 use super::moment::Moment;
 use super::settings::Settings;
 use super::truth::ask::Truth;
-use super::validate::{Invalid, Valid, validate};
+use super::validate::{Invalid, Valid, servable, validate};
 use super::view::View;
 use super::writer::{WriteError, Writer, describe};
 use crate::names::CONTROLLER_MANAGER;
@@ -172,7 +172,8 @@ impl Controller {
 async fn reconcile(project: Arc<BuildProject>, ctx: Arc<Controller>) -> Result<Action, ReconcileError> {
     // The queue may hold an older copy than the one that a write returned.
     let project = ctx.view.project(&project.name_any()).unwrap_or(project);
-    let valid = match validate(&project) {
+    let valid = validate(&project);
+    let valid = match valid.and_then(|valid| servable(valid.spec.arch, &ctx.settings).map(|()| valid)) {
         Ok(valid) => valid,
         Err(Invalid::Deleting) => {
             ctx.count_held(ctx.memory().forget(&project.name_any()));

@@ -17,6 +17,7 @@ use super::health::DaemonState;
 use super::ledger::{Operation, Outcome};
 use super::project::{self, Known};
 use super::settings::Settings;
+use super::validate::servable;
 use super::view::View;
 use super::writer::{WriteError, Writer, describe, passes};
 use crate::key::{Project, ProjectKey};
@@ -133,6 +134,7 @@ impl Farm {
 impl Provisioner for Farm {
     async fn ensure(&self, project: &Project) -> Result<ProjectKey, ProvisionError> {
         let key = project.key();
+        servable(project.arch, &self.settings).map_err(|why| ProvisionError::Failed { reason: why.to_string() })?;
         if self.view.project(key.as_str()).is_none() {
             self.create(project, &key).await?;
         }

@@ -6,6 +6,7 @@ use clap::ValueEnum;
 
 use super::defaults::ProjectDefaults;
 use super::scheduling::Scheduling;
+use crate::key::Arch;
 use crate::runtime::clock::Clock;
 
 /// Settings of the controller and of the projects that it makes.
@@ -27,6 +28,12 @@ pub struct Settings {
     pub memory_request: Option<String>,
     /// Image of the companion beside each daemon; none runs when absent.
     pub companion: Option<String>,
+    /// Architectures of that image; any when empty.
+    pub companion_architectures: Vec<Arch>,
+    /// Variables by which daemons find their proxies.
+    pub proxy: Vec<(String, String)>,
+    /// Authorities in PEM that daemons believe of registries beside the public ones; none when empty.
+    pub registry_ca: String,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
     /// StorageClass stamped on new projects; the cluster's default when absent.
@@ -72,6 +79,9 @@ impl Default for Settings {
             memory_request: None,
             scheduling: Scheduling::default(),
             companion: None,
+            companion_architectures: Vec::new(),
+            proxy: Vec::new(),
+            registry_ca: String::new(),
             certs_secret: "buildkit-daemon-certs".to_owned(),
             storage_class: None,
             cache_kind: CacheKind::default(),

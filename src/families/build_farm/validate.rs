@@ -2,7 +2,8 @@
 //! be built from. Pure. [`Valid`] is the only type that `build` accepts.
 
 use super::api::{BuildProject, BuildProjectSpec};
-use crate::key::{KeyError, ProjectKey};
+use super::settings::Settings;
+use crate::key::{Arch, KeyError, ProjectKey};
 
 /// A project that a daemon can be built from.
 #[derive(Clone, Debug)]
@@ -29,9 +30,38 @@ pub enum Invalid {
         /// The object's name.
         name: String,
     },
+    /// There is no companion for its architecture.
+    #[error(
+        "spec.arch is \"{arch}\", and the companion's image is for {}: install an image of that architecture too, and \
+         add it to images.architectures",
+        list(known)
+    )]
+    Architecture {
+        /// The project's.
+        arch: Arch,
+        /// Those of the image.
+        known: Vec<Arch>,
+    },
     /// It is going away; nothing is made for it any more.
     #[error("the object is being deleted")]
     Deleting,
+}
+
+fn list(architectures: &[Arch]) -> String {
+    architectures.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+}
+
+/// Whether a daemon of this architecture would have its companion: the pod
+/// would never start without.
+///
+/// # Errors
+/// [`Invalid::Architecture`].
+pub fn servable(arch: Arch, settings: &Settings) -> Result<(), Invalid> {
+    let known = &settings.companion_architectures;
+    if settings.companion.is_none() || known.is_empty() || known.contains(&arch) {
+        return Ok(());
+    }
+    Err(Invalid::Architecture { arch, known: known.clone() })
 }
 
 /// Checks a project.

@@ -3,6 +3,7 @@
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use serde_json::json;
 
@@ -38,6 +39,13 @@ impl Farm {
         let position = words.iter().position(|word| word == "--kubeconfig").context("no kubeconfig")?;
         words[position + 1] = kubeconfig.into();
         Run::new(Command::new(env!("CARGO_BIN_EXE_bko-install")).args(words).output().await?)
+    }
+
+    /// A run with a profile of its own.
+    async fn run_profile(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        command.args(["cluster", verb, "--image", IMAGE, "--kubeconfig"]).arg(self.cluster.kubeconfig());
+        Run::new(command.args(self.sets()).args(args).output().await?)
     }
 
     async fn label_builds(&self, key: &str, value: &str) -> anyhow::Result<()> {
@@ -231,6 +239,51 @@ pub(crate) async fn without_a_default_class_nothing_is_written(cluster: Arc<Clus
     assert_eq!(texts(&farm.writes().await?), [""; 0]);
     farm.init(&["--set=cache.kind=emptyDir"]).await?.expect(0).says("every scale to zero loses them");
     classes.patch("standard", &PatchParams::default(), &Patch::Merge(default("true"))).await?;
+    Ok(())
+}
+
+/// By dry run, in a cluster that has what each cloud has.
+pub(crate) async fn every_profile_is_taken_by_the_api_server(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(Arc::clone(&cluster), "profiled");
+    let classes: Api<StorageClass> = Api::all(cluster.client());
+    for name in ["premium-rwo", "csi-cinder-high-speed-gen2"] {
+        let class = json!({"metadata": {"name": name}, "provisioner": "csi.example", "allowVolumeExpansion": true});
+        classes.create(&PostParams::default(), &serde_json::from_value(class)?).await?;
+    }
+    kubectl_apply(
+        &cluster,
+        &[json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {
+                "name": "volumesnapshotclasses.snapshot.storage.k8s.io",
+                "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-csi/external-snapshotter/pull/814"},
+            },
+            "spec": {
+                "group": "snapshot.storage.k8s.io", "scope": "Cluster",
+                "names": {"kind": "VolumeSnapshotClass", "plural": "volumesnapshotclasses", "singular": "volumesnapshotclass"},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                    "type": "object", "required": ["driver", "deletionPolicy"], "properties": {
+                        "driver": {"type": "string"}, "deletionPolicy": {"type": "string", "enum": ["Delete", "Retain"]},
+                        "parameters": {"type": "object", "additionalProperties": {"type": "string"}},
+                    },
+                }}}],
+            },
+        })],
+    )?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client());
+    let established = kube::runtime::wait::conditions::is_crd_established();
+    let name = "volumesnapshotclasses.snapshot.storage.k8s.io";
+    kube::runtime::wait::await_condition(definitions.clone(), name, established).await?;
+    for profile in ["default", "ha", "eks", "gke", "ovh"] {
+        let args = ["--profile", profile, "--set=gateway.domains=builds.example.com"];
+        let plan = farm.run_profile("plan", &args).await?.expect(3);
+        assert!(plan.out.contains("create     Deployment"), "{profile}: {}", plan.out);
+        assert!(!plan.err.contains("fail "), "{profile}: {}", plan.err);
+        let check = farm.run_profile("check", &args).await?.expect(0);
+        assert!(check.out.contains(" 0 failed"), "{profile}: {}", check.out);
+    }
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+    definitions.delete(name, &DeleteParams::default()).await?;
     Ok(())
 }
 

@@ -31,6 +31,13 @@ const CONFIG_DIR: &str = "/etc/buildkit";
 /// and one hash, and no daemon ever runs with half of a change.
 pub const CONFIG_ANNOTATION: &str = "buildkit-operator.socialgouv.github.io/buildkitd.toml";
 
+/// Annotation that carries authorities of registries in the same way.
+pub const REGISTRY_CA_ANNOTATION: &str = "buildkit-operator.socialgouv.github.io/registry-ca.pem";
+
+/// Where the daemon looks for authorities beside its own file of the public
+/// ones: where distributions have them, and where ours are mounted.
+const CERTIFICATE_DIRS: &str = "/etc/ssl/certs:/etc/buildkit";
+
 /// Longest grace that a daemon gets beyond its build, and in all.
 const GRACE_MARGIN_SECONDS: u64 = 120;
 const GRACE_MAX_SECONDS: u64 = 3720;
@@ -52,7 +59,7 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
     PodTemplateSpec {
         metadata: Some(ObjectMeta {
             labels: Some(labels),
-            annotations: Some(BTreeMap::from([(CONFIG_ANNOTATION.to_owned(), toml)])),
+            annotations: Some(annotations(toml, settings)),
             ..ObjectMeta::default()
         }),
         spec: Some(PodSpec {
@@ -74,6 +81,14 @@ pub fn template(project: &Valid<'_>, settings: &Settings, base: &Base) -> PodTem
             ..PodSpec::default()
         }),
     }
+}
+
+fn annotations(toml: String, settings: &Settings) -> BTreeMap<String, String> {
+    let mut annotations = BTreeMap::from([(CONFIG_ANNOTATION.to_owned(), toml)]);
+    if !settings.registry_ca.is_empty() {
+        annotations.insert(REGISTRY_CA_ANNOTATION.to_owned(), settings.registry_ca.clone());
+    }
+    annotations
 }
 
 fn pull_secrets(settings: &Settings) -> Option<Vec<LocalObjectReference>> {
@@ -109,7 +124,7 @@ fn daemon(project: &Valid<'_>, settings: &Settings, confinement: Confinement<'_>
         name: "buildkitd".to_owned(),
         image: Some(confinement.image(settings)),
         args: Some(arguments(settings.port).into_iter().chain(confinement.arguments()).collect()),
-        env: Some(vec![variable("BUILDKIT_HOST", SOCKET), variable("XDG_RUNTIME_DIR", RUNTIME_DIR)]),
+        env: Some(variables(settings)),
         ports: Some(vec![ContainerPort {
             name: Some("buildkit".to_owned()),
             container_port: i32::from(settings.port),
@@ -127,6 +142,15 @@ fn daemon(project: &Valid<'_>, settings: &Settings, confinement: Confinement<'_>
         security_context: Some(confinement.container_security()),
         ..Container::default()
     }
+}
+
+fn variables(settings: &Settings) -> Vec<EnvVar> {
+    let mut variables = vec![variable("BUILDKIT_HOST", SOCKET), variable("XDG_RUNTIME_DIR", RUNTIME_DIR)];
+    if !settings.registry_ca.is_empty() {
+        variables.push(variable("SSL_CERT_DIR", CERTIFICATE_DIRS));
+    }
+    variables.extend(settings.proxy.iter().map(|(name, value)| variable(name, value)));
+    variables
 }
 
 fn arguments(port: u16) -> Vec<String> {
@@ -197,14 +221,7 @@ fn volumes(project: &Valid<'_>, settings: &Settings) -> Vec<Volume> {
         Volume {
             name: "config".to_owned(),
             downward_api: Some(DownwardAPIVolumeSource {
-                items: Some(vec![DownwardAPIVolumeFile {
-                    path: "buildkitd.toml".to_owned(),
-                    field_ref: Some(ObjectFieldSelector {
-                        field_path: format!("metadata.annotations['{CONFIG_ANNOTATION}']"),
-                        ..ObjectFieldSelector::default()
-                    }),
-                    ..DownwardAPIVolumeFile::default()
-                }]),
+                items: Some(files(settings)),
                 ..DownwardAPIVolumeSource::default()
             }),
             ..Volume::default()
@@ -217,6 +234,23 @@ fn volumes(project: &Valid<'_>, settings: &Settings) -> Vec<Volume> {
         volumes.push(bounded_dir("cache", project.spec.cache_volume_gi));
     }
     volumes
+}
+
+/// Annotations as files.
+fn files(settings: &Settings) -> Vec<DownwardAPIVolumeFile> {
+    let file = |path: &str, annotation: &str| DownwardAPIVolumeFile {
+        path: path.to_owned(),
+        field_ref: Some(ObjectFieldSelector {
+            field_path: format!("metadata.annotations['{annotation}']"),
+            ..ObjectFieldSelector::default()
+        }),
+        ..DownwardAPIVolumeFile::default()
+    };
+    let mut files = vec![file("buildkitd.toml", CONFIG_ANNOTATION)];
+    if !settings.registry_ca.is_empty() {
+        files.push(file("registry-ca.pem", REGISTRY_CA_ANNOTATION));
+    }
+    files
 }
 
 /// A volume of the pod that is a claim, as the StatefulSet's own controller

@@ -8,7 +8,7 @@ use super::*;
 
 /// Lists by key, sets, values that have defaults, maps that count as one, empty ones.
 const OBJECTS: &str = r#"
-- {apiVersion: v1, kind: ConfigMap, metadata: {finalizers: [example.org/a, example.org/b]}, data: {a: "1", "b.c/d": "2"}}
+- {apiVersion: v1, kind: ConfigMap, metadata: {finalizers: [example.org/a, example.org/b]}, data: {a: "1", "b.c-d": "2"}}
 - {apiVersion: v1, kind: Secret, type: Opaque, data: {a: YQ==}}
 - {apiVersion: v1, kind: ServiceAccount, automountServiceAccountToken: false, imagePullSecrets: [{name: a}, {name: b}]}
 - apiVersion: v1
@@ -50,7 +50,7 @@ const OBJECTS: &str = r#"
           env:
           - {name: A, value: "1"}
           - {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}}
-          - {name: C, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+          - {name: C, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.name}}}
           ports: [{containerPort: 80}, {containerPort: 53, protocol: UDP}, {containerPort: 53, protocol: TCP}]
           resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {memory: 128Mi}}
           securityContext: {capabilities: {drop: [ALL]}}
@@ -97,7 +97,8 @@ fn variants(body: &Value, live: &Value) -> Vec<Value> {
     let mut pointers = Vec::new();
     collect(body, "", &mut pointers);
     let mut all = vec![body.clone()];
-    for pointer in pointers.iter().filter(|p| !["/apiVersion", "/kind", "/metadata/name"].contains(&p.as_str())) {
+    let identity = ["/apiVersion", "/kind", "/metadata", "/metadata/name", "/metadata/namespace"];
+    for pointer in pointers.iter().filter(|pointer| !identity.contains(&pointer.as_str())) {
         let (parent, key) = pointer.rsplit_once('/').unwrap();
         let key = key.replace("~1", "/");
         let mut gone = body.clone();
@@ -139,6 +140,18 @@ fn collect(value: &Value, at: &str, pointers: &mut Vec<String>) {
     }
 }
 
+/// The object once its controller, if it has one, has seen it.
+async fn at_rest(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<Value> {
+    for _ in 0..200 {
+        let live = serde_json::to_value(api.get(name).await?)?;
+        if live["kind"] != "Deployment" || live["status"]["observedGeneration"] == live["metadata"]["generation"] {
+            return Ok(live);
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    anyhow::bail!("nobody has seen {name}")
+}
+
 /// Whether the API server says of a needless apply that it is needless.
 async fn agree(client: &Client, live: &Value, body: &Value) -> anyhow::Result<bool> {
     if !is_settled(live, body) {
@@ -148,7 +161,12 @@ async fn agree(client: &Client, live: &Value, body: &Value) -> anyhow::Result<bo
     let name = body["metadata"]["name"].as_str().unwrap();
     let predicted =
         api(client, body).patch(name, &params, &Patch::Apply(body)).await.with_context(|| body.to_string())?;
-    let differences = difference(live, &serde_json::to_value(predicted)?);
+    let predicted = serde_json::to_value(predicted)?;
+    // A controller has written it since.
+    if predicted["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"] {
+        return Ok(false);
+    }
+    let differences = difference(live, &predicted);
     anyhow::ensure!(differences.is_empty(), "{body} is called settled, and would change {differences:?} of {live}");
     Ok(true)
 }
@@ -165,8 +183,8 @@ pub(crate) async fn what_is_called_settled_the_api_server_would_not_change(
         labelled(&mut body, &names.operator, number);
         let name = body["metadata"]["name"].as_str().unwrap().to_owned();
         let api = api(&client, &body);
-        let applied = api.patch(&name, &PatchParams::apply("bko-install"), &Patch::Apply(&body)).await?;
-        let live = serde_json::to_value(applied)?;
+        api.patch(&name, &PatchParams::apply("bko-install"), &Patch::Apply(&body)).await?;
+        let live = at_rest(&api, &name).await?;
         assert!(is_settled(&live, &body), "{body} is as it should be, and is not seen to be: {live}");
         for variant in variants(&body, &live) {
             settled += usize::from(agree(&client, &live, &variant).await?);
@@ -176,8 +194,10 @@ pub(crate) async fn what_is_called_settled_the_api_server_would_not_change(
             let patch: Value = serde_json::from_str(patch)?;
             let params = PatchParams { field_manager: Some("other".into()), ..PatchParams::default() };
             // Not every patch fits every kind.
-            let Ok(live) = api.patch(&name, &params, &Patch::Merge(&patch)).await else { continue };
-            let live = serde_json::to_value(live)?;
+            if api.patch(&name, &params, &Patch::Merge(&patch)).await.is_err() {
+                continue;
+            }
+            let live = at_rest(&api, &name).await?;
             for variant in variants(&body, &live) {
                 settled += usize::from(agree(&client, &live, &variant).await?);
                 looked += 1;

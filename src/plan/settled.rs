@@ -232,6 +232,9 @@ mod tests {
             let mut added = body();
             added.pointer_mut(pointer).unwrap()["more"] = json!("x");
             assert!(!is_settled(&live(), &added), "{pointer} added");
+            if pointer == "/spec/selector" {
+                continue; // ours as a whole, whatever is in it
+            }
             // The value alone does not make it ours.
             let mut taken = live();
             taken.pointer_mut(pointer).unwrap()["more"] = json!("x");

@@ -13,25 +13,61 @@ mod declare;
 pub mod issue;
 mod key;
 mod live;
+mod provided;
+pub mod rotate;
 mod secret;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::time::Duration;
 
 use include_dir::{Dir, include_dir};
+use serde::{Deserialize, Serialize};
 
 use crate::manifest::Runlevel;
 
 pub use decide::{Authority, Decision, Reason, decide_authority, decide_leaf};
 pub use declare::{CertificateError, Fault, parse};
 pub use live::{KeyState, Layout, LiveCertificate, Malformed};
+pub use provided::{Gap, provided};
 pub use secret::{LiveSecret, ReadSecret, SecretData, secret_object};
 
 static CERTS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/certs");
 
+/// Who makes the certificates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// We do: the installer, and the server while it runs.
+    #[default]
+    Own,
+    /// cert-manager, from objects of the bundle.
+    CertManager,
+    /// Somebody else: they are looked at, and never made.
+    Provided,
+}
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(s: &str) -> Result<Self, UnknownMode> {
+        match s {
+            "self" => Ok(Self::Own),
+            "cert-manager" => Ok(Self::CertManager),
+            "provided" => Ok(Self::Provided),
+            _ => Err(UnknownMode(s.to_owned())),
+        }
+    }
+}
+
+/// Why a text is no mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" is no mode of certificates: want self, cert-manager or provided")]
+pub struct UnknownMode(String);
+
 /// One certificate that the bundle declares.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct CertificateSpec {
     /// Name within the bundle: `ca`, `daemon`, `client`.
     pub name: String,
@@ -54,8 +90,10 @@ pub struct CertificateSpec {
     /// Addresses that it must cover.
     pub ip_addresses: Vec<IpAddr>,
     /// How long it is valid from its issue.
+    #[serde(with = "seconds")]
     pub lifetime: Duration,
     /// How long before its end it is renewed; shorter than `lifetime`.
+    #[serde(with = "seconds")]
     pub renew_before: Duration,
     /// Whether an installation whose authority is elsewhere can do without it.
     pub optional: bool,
@@ -64,7 +102,8 @@ pub struct CertificateSpec {
 }
 
 /// What a certificate is for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase")]
 pub enum Role {
     /// It signs others.
     Authority,
@@ -78,7 +117,8 @@ pub enum Role {
 }
 
 /// What a leaf certificate may be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Usage {
     /// To identify a TLS server.
     ServerAuth,
@@ -95,6 +135,21 @@ impl CertificateSpec {
     /// Whether it signs others.
     pub fn is_authority(&self) -> bool {
         self.role == Role::Authority
+    }
+}
+
+/// Durations as whole seconds.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(duration.as_secs())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        u64::deserialize(deserializer).map(Duration::from_secs)
     }
 }
 

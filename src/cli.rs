@@ -19,6 +19,7 @@ pub mod log;
 pub mod profile;
 pub mod ps;
 pub mod report;
+pub mod screen;
 pub mod server;
 pub mod token;
 pub mod up;
@@ -108,7 +109,7 @@ pub enum Command {
     /// List and show profiles
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
-    /// List and export certificates
+    /// List, export, make and replace certificates
     #[command(subcommand)]
     Certs(certs::CertsCommand),
     /// Write this executable as an OCI image; needs no Docker

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use ask::Answer;
-pub use event::{Event, Reporter, Verb};
+pub use event::{Event, PlannedComponent, PlannedLevel, Reporter, Verb};
 pub use request::RequestError;
 
 const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -57,6 +57,11 @@ impl Cluster {
     pub fn new(client: kube::Client, limits: Limits, interrupt: CancellationToken, report: Reporter) -> Self {
         let limits = Limits { concurrency: limits.concurrency.max(1), ..limits };
         Self { kinds: Arc::new(kinds::Kinds::new(client.clone())), client, limits, interrupt, report }
+    }
+
+    /// The client, for requests that are none of an installation's.
+    pub fn client(&self) -> kube::Client {
+        self.client.clone()
     }
 
     /// Tells what happens.

@@ -10,6 +10,7 @@ mod preflight;
 mod prune;
 mod rollback;
 mod run;
+pub mod secrets;
 mod status;
 mod uninstall;
 
@@ -221,7 +222,7 @@ pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, Inst
     let prepared = prepare(cluster, wanted).await.map(|prepared| (prepared.plan, prepared.installed));
     let plan = preflight::checked(cluster, wanted, prepared).await?;
     if plan.is_empty() {
-        cluster.report(Event::Planned { counts: plan.counts() });
+        cluster.report(Event::planned(&plan));
         cluster.report(Event::UpToDate);
         run::levels(cluster, &plan, &wanted.rendered.policies, &mut run::Journal::none(&wanted.options)).await?;
         return Ok(plan);

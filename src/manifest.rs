@@ -21,7 +21,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::certificate::CertificateSpec;
+use crate::certificate::{CertificateSpec, Mode};
 
 pub use bundle::{Bundle, Component, Declared, GLOBAL, Generated};
 pub use fault::{Fault, Faults};
@@ -110,7 +110,7 @@ pub struct Object {
 
 /// A random value that is made once and kept: the API token, for example.
 /// Its Secret is no template, because the value must not be rendered anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GeneratedSecret {
     /// Component that it belongs to.
     pub component: String,
@@ -137,10 +137,53 @@ pub struct Rendered {
     pub operator_namespace: String,
     /// Objects in apply order: by runlevel, then by kind, then by name.
     pub objects: Vec<Object>,
+    /// Certificates to make or keep; of [`Mode::Provided`], to look at. Those
+    /// of cert-manager are among the objects.
+    pub certificates: Vec<CertificateSpec>,
+    /// Who makes them.
+    pub mode: Mode,
+    /// Random values to make or keep.
+    pub generated: Vec<GeneratedSecret>,
+    /// Random values that somebody else has to make.
+    pub expected: Vec<GeneratedSecret>,
+    /// What each component declares of its objects.
+    pub policies: std::collections::BTreeMap<String, Policy>,
+}
+
+/// The Secrets that are made where they are needed, and are in no manifest.
+/// As JSON it is what the server and the first step of an export are told by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Declarations {
     /// Certificates to make or keep.
     pub certificates: Vec<CertificateSpec>,
     /// Random values to make or keep.
     pub generated: Vec<GeneratedSecret>,
-    /// What each component declares of its objects.
-    pub policies: std::collections::BTreeMap<String, Policy>,
+}
+
+impl Declarations {
+    /// Name of the ConfigMap that holds it, in the namespace of the control plane.
+    pub const CONFIG_MAP: &str = "buildkit-operator-secrets";
+
+    /// Its key there.
+    pub const KEY: &str = "secrets.json";
+
+    /// Namespace and name of every Secret.
+    pub fn places(&self) -> impl Iterator<Item = (String, String)> {
+        let certificates = self.certificates.iter().map(|spec| (spec.namespace.clone(), spec.secret.clone()));
+        let values = self.generated.iter().map(|value| (value.namespace.clone(), value.name.clone()));
+        certificates.chain(values)
+    }
+
+    /// Whether there is nothing to make.
+    pub fn is_empty(&self) -> bool {
+        self.certificates.is_empty() && self.generated.is_empty()
+    }
+}
+
+impl Rendered {
+    /// The Secrets that we make.
+    pub fn declarations(&self) -> Declarations {
+        let certificates = if self.mode == Mode::Own { self.certificates.clone() } else { Vec::new() };
+        Declarations { certificates, generated: self.generated.clone() }
+    }
 }

@@ -18,6 +18,7 @@ pub mod namespaces;
 pub mod pods;
 pub mod role;
 pub mod schema;
+pub mod secrets;
 pub mod storage;
 
 use std::fmt;
@@ -77,6 +78,8 @@ pub enum Check {
     DaemonPods,
     /// Custom resources against their schema.
     CustomResources,
+    /// Whether the Secrets that others make are there and as they must be.
+    Secrets,
     /// Whether the installation is ready.
     Installation,
     /// Whether its certificates are valid.
@@ -104,6 +107,7 @@ impl Check {
             Self::Pods => "pods",
             Self::DaemonPods => "daemon-pods",
             Self::CustomResources => "custom-resources",
+            Self::Secrets => "secrets",
             Self::Installation => "installation",
             Self::Certificates => "certificates",
             Self::Route => "route",

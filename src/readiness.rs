@@ -4,6 +4,7 @@
 //! our apply returned. Out: [`State`]. Pure. "No status yet" is never ready,
 //! and a status of an older generation or of another object says nothing.
 
+mod certificate;
 mod culprit;
 mod declared;
 mod network;
@@ -108,6 +109,7 @@ fn rule(group: &str, kind: &str) -> Option<Rule> {
         ("", "Service") => network::service,
         ("apiregistration.k8s.io", "APIService") => network::api_service,
         ("apiextensions.k8s.io", "CustomResourceDefinition") => network::definition,
+        ("cert-manager.io", "Certificate" | "Issuer" | "ClusterIssuer") => certificate::issued,
         _ => return None,
     })
 }
@@ -123,9 +125,13 @@ fn count(object: &Value, pointer: &str) -> i64 {
 
 /// The condition of a type: its status, and its reason and message as one line.
 fn condition<'a>(object: &'a Value, kind: &str) -> Option<(&'a str, String)> {
-    let conditions = object.pointer("/status/conditions")?.as_array()?;
-    let condition = conditions.iter().find(|c| text(c, "/type") == Some(kind))?;
+    let condition = condition_object(object, kind)?;
     Some((text(condition, "/status").unwrap_or("Unknown"), reason_and_message(condition)))
+}
+
+fn condition_object<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    conditions.iter().find(|condition| text(condition, "/type") == Some(kind))
 }
 
 fn reason_and_message(value: &Value) -> String {

@@ -4,6 +4,7 @@
 
 mod api;
 mod relay;
+mod renewal;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -96,6 +97,9 @@ pub struct ServerArgs {
     /// Port of /internal/wake on the servers' pods
     #[arg(long, value_name = "PORT", default_value_t = 8081)]
     pub server_metrics_port: u16,
+    /// File that declares the certificates which the leader renews before they end; without it none is
+    #[arg(long, value_name = "FILE")]
+    pub renew_certificates: Option<PathBuf>,
     /// Seconds that listeners go on accepting after SIGTERM, while the address is still being given out
     #[arg(long, value_name = "SECONDS", default_value_t = 15)]
     pub shutdown_delay_seconds: u64,
@@ -245,6 +249,10 @@ pub async fn run(plan: Plan, client: Client) -> Result<(), ServerError> {
             let metrics = Arc::new(ControllerMetrics::default());
             metrics.register(&mut registry);
             let leading = elect(&client, &args, &shutdown, &tasks)?;
+            if let Some(file) = &args.renew_certificates {
+                let leaving = shutdown.leaving.clone();
+                tasks.spawn(renewal::run(client.clone(), file.clone(), leading.clone(), leaving));
+            }
             let witnesses = Witnesses {
                 namespace: args.pod_namespace.clone(),
                 port: args.gateway_metrics_port,

@@ -53,6 +53,8 @@ pub enum Reason {
     OtherAuthority,
     /// It does not carry the authority's present certificates.
     AuthorityChanged,
+    /// It carries a certificate of the authority that nobody shall trust any more.
+    AuthorityRetired,
 }
 
 /// Who can sign.
@@ -135,11 +137,14 @@ pub fn decide_leaf(
     if authority.trusted.iter().any(|certificate| !live.trusted.contains(certificate)) {
         return Decision::Renew(Reason::AuthorityChanged);
     }
+    if authority.retired.iter().any(|certificate| live.trusted.contains(certificate)) {
+        return Decision::Renew(Reason::AuthorityRetired);
+    }
     Decision::Keep
 }
 
 /// Everything that a person should know about a certificate that is not ours.
-fn provided_faults(spec: &CertificateSpec, live: &LiveCertificate, now: Timestamp) -> Vec<Reason> {
+pub(super) fn provided_faults(spec: &CertificateSpec, live: &LiveCertificate, now: Timestamp) -> Vec<Reason> {
     let signed = live.trusted.iter().any(|authority| live.is_signed_by(authority));
     let mut faults = Vec::new();
     faults.extend(key_fault(live));
@@ -232,6 +237,9 @@ impl fmt::Display for Reason {
             Self::UsageMissing(Usage::ClientAuth) => f.write_str("it may not identify a client"),
             Self::OtherAuthority => f.write_str("another authority signed it"),
             Self::AuthorityChanged => f.write_str("it does not carry the authority's present certificate"),
+            Self::AuthorityRetired => {
+                f.write_str("it carries a certificate of the authority that is no longer trusted")
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use super::key::Key;
 use super::live::{KeyState, Layout, LiveCertificate, Malformed};
 use super::secret::{CA, CA_KEY, CERT, KEY, LiveSecret, SecretData};
 use super::{
-    Authority, CertificateSpec, Decision, Reason, Role, Usage, decide_authority, decide_leaf, hand_over_command,
+    Authority, CertificateSpec, Decision, Reason, Role, Usage, decide_authority, decide_leaf, hand_over_command, rotate,
 };
 
 /// Clocks of clients may be behind ours by this much.
@@ -50,6 +50,17 @@ pub enum IssueError {
         /// The command that hands the key over.
         command: String,
     },
+    /// Secrets that somebody else has to make are missing or cannot be used.
+    #[error("Secrets that are yours to make are missing or cannot be used:{}", list(.0))]
+    NotProvided(Vec<String>),
+    /// An authority that cannot be succeeded.
+    #[error("the authority \"{secret}\" cannot be rotated: {why}")]
+    NotRotatable {
+        /// `namespace/name` of its Secret.
+        secret: String,
+        /// Why.
+        why: String,
+    },
     /// A leaf names an authority that is not declared.
     #[error("certificate \"{name}\" is to be signed by \"{issuer}\", which is not declared")]
     UnknownAuthority {
@@ -79,6 +90,10 @@ pub enum IssueError {
     /// The operating system gives no random numbers.
     #[error("cannot draw a serial number: {0}")]
     Random(getrandom::Error),
+}
+
+fn list(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("\n  {line}")).collect()
 }
 
 impl IssueError {
@@ -170,7 +185,7 @@ fn materialise_authority(
     let data = match &decision {
         Decision::Keep => current.cloned(),
         Decision::Issue(_) => Some(make_authority(spec, None, now)?),
-        Decision::Renew(_) => Some(make_authority(spec, current.and_then(|data| data.get(CA_KEY)), now)?),
+        Decision::Renew(_) => Some(renew_authority(spec, current, now)?),
         Decision::Provided(_) | Decision::Blocked(_) => None,
     };
     let signer = data.as_ref().or(current).and_then(|data| signer(spec, data, now).transpose()).transpose()?;
@@ -278,6 +293,26 @@ fn make_authority(spec: &CertificateSpec, key: Option<&[u8]>, now: Timestamp) ->
         }
     };
     Ok([(CA, certificate.pem().into_bytes()), (CA_KEY, key)].into_iter().collect())
+}
+
+/// A successor with the same key; a rotation goes on where it was.
+fn renew_authority(
+    spec: &CertificateSpec,
+    current: Option<&SecretData>,
+    now: Timestamp,
+) -> Result<SecretData, IssueError> {
+    let made = make_authority(spec, current.and_then(|data| data.get(CA_KEY)), now)?;
+    let Some(current) = current else { return Ok(made) };
+    let mut data = current.clone();
+    let others = data.get(CA).map(rotate::without_first).unwrap_or_default();
+    data.insert(CA, [made.get(CA).unwrap_or_default(), &others].concat());
+    Ok(data)
+}
+
+/// An authority with a key of its own, to succeed the present one: certificate and key.
+pub(super) fn successor(spec: &CertificateSpec, now: Timestamp) -> Result<(Vec<u8>, Vec<u8>), IssueError> {
+    let mut made = make_authority(spec, None, now)?;
+    Ok((made.remove(CA).unwrap_or_default(), made.remove(CA_KEY).unwrap_or_default()))
 }
 
 fn make_leaf(

@@ -12,7 +12,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer as _;
 
 use super::Usage;
-use super::secret::{CA, CA_KEY, CERT, KEY, SecretData};
+use super::secret::{CA, CA_KEY, CERT, KEY, RETIRED, SecretData};
 
 /// Names of the keys within a Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub struct LiveCertificate {
     pub der: CertificateDer<'static>,
     /// Certificates to trust; of an authority, itself first.
     pub trusted: Vec<CertificateDer<'static>>,
+    /// Of an authority: certificates that nobody shall trust any more.
+    pub retired: Vec<CertificateDer<'static>>,
     /// The key beside it.
     pub key: KeyState,
     /// How the Secret names its keys.
@@ -87,7 +89,9 @@ impl LiveCertificate {
     pub fn read_authority(data: &SecretData) -> Result<Self, Malformed> {
         let layout = layout(data, CA);
         let (cert, key) = if layout == Layout::Pem { (CA, CA_KEY) } else { ("tls.crt", "tls.key") };
-        Self::read(data, layout, cert, cert, key)
+        let live = Self::read(data, layout, cert, cert, key)?;
+        let retired = if data.get(RETIRED).is_some() { certificates(data, RETIRED)? } else { Vec::new() };
+        Ok(Self { retired, ..live })
     }
 
     /// Reads the Secret of a server or client certificate.
@@ -133,6 +137,7 @@ impl LiveCertificate {
             not_after: timestamp(validity.not_after.timestamp()),
             is_authority: x509.is_ca(),
             trusted,
+            retired: Vec::new(),
             der: der.clone(),
         })
     }

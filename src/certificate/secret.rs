@@ -15,6 +15,14 @@ use crate::manifest::{Object, ObjectId};
 pub(super) const CA: &str = "ca.pem";
 /// Key of the authority's private key.
 pub(super) const CA_KEY: &str = "ca-key.pem";
+/// Key of an authority's successor, which does not sign yet.
+pub(super) const NEXT: &str = "next-ca.pem";
+/// Key of the successor's private key.
+pub(super) const NEXT_KEY: &str = "next-ca-key.pem";
+/// Key of certificates that nobody shall trust any more.
+pub(super) const RETIRED: &str = "retired-ca.pem";
+/// Key of the moment at which the present stage of a rotation began.
+pub(super) const SINCE: &str = "rotation-since";
 /// Key of the certificate.
 pub(super) const CERT: &str = "cert.pem";
 /// Key of the private key.
@@ -33,6 +41,11 @@ impl SecretData {
     /// All keys, in order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+
+    /// Takes the value under a key away.
+    pub fn remove(&mut self, key: &str) -> Option<Vec<u8>> {
+        self.0.remove(key)
     }
 
     /// Sets the value under a key.
@@ -60,6 +73,8 @@ pub struct LiveSecret {
     pub data: SecretData,
     /// The cert-manager `Certificate` that keeps it, if one does.
     pub certificate_name: Option<String>,
+    /// Its resource version.
+    pub version: Option<String>,
 }
 
 /// Why a manifest is no Secret that can be read.
@@ -84,7 +99,8 @@ impl LiveSecret {
             data.insert(key, decoded.ok_or_else(|| ReadSecret { key: key.clone() })?);
         }
         let name = body.pointer("/metadata/annotations").and_then(|a| a.get(CERTIFICATE_NAME)?.as_str());
-        Ok(Self { data, certificate_name: name.map(str::to_owned) })
+        let version = body.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+        Ok(Self { data, certificate_name: name.map(str::to_owned), version: version.map(str::to_owned) })
     }
 }
 
@@ -94,6 +110,7 @@ impl From<k8s_openapi::api::core::v1::Secret> for LiveSecret {
         Self {
             data: secret.data.unwrap_or_default().into_iter().map(|(k, v)| (k, v.0)).collect(),
             certificate_name: annotations.get(CERTIFICATE_NAME).cloned(),
+            version: secret.metadata.resource_version,
         }
     }
 }

@@ -1,10 +1,13 @@
 //! `bko-install certs`.
 
 pub(super) mod export;
+mod issue;
 mod list;
+mod rotate;
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
 
 use super::bundle::{self, BundleArgs, Recorded};
@@ -12,10 +15,10 @@ use super::exit::{Code, Failure};
 use super::{Global, block_on};
 use crate::certificate::{CertificateSpec, LiveSecret};
 use crate::cluster::client::{connect, plain};
-use crate::manifest;
+use crate::manifest::{self, Declarations};
 use crate::names::{BUILDS_NAMESPACE, OPERATOR_NAMESPACE, object_name};
 
-/// List and export certificates.
+/// List, export, make and replace certificates.
 #[derive(Debug, Subcommand)]
 pub enum CertsCommand {
     /// List the certificates in the cluster, with their age and what is wrong with them
@@ -29,6 +32,19 @@ pub enum CertsCommand {
     /// The files have mode 0600, and a directory that is made has mode 0700. Files with other
     /// content are not overwritten, and then nothing is written. Prints the paths.
     Export(export::ExportArgs),
+    /// Make or renew in the cluster, now, what the next `cluster init` would
+    ///
+    /// Certificates by their declarations in the cluster, and tokens that are missing. What is as
+    /// wanted is not written. A daemon reads its certificate when it starts.
+    Issue(issue::IssueArgs),
+    /// Replace the certificate authority while builds go on, in three stages
+    ///
+    /// 1: there is a new authority, and everybody trusts both; the old one signs. 2: the new one
+    /// signs. 3: the old one is trusted no more. The first call begins; every other one completes
+    /// the stage that it finds. Between stages, export the client certificate again
+    /// (`certs export`), so that no client trusts the old authority alone, and let daemons end that
+    /// were started before: they read whom to trust when they start. `certs list` tells the stage.
+    Rotate(rotate::RotateArgs),
 }
 
 /// Where the Secrets are.
@@ -45,10 +61,11 @@ struct Namespaces {
 /// Runs the command.
 pub fn run(command: CertsCommand, global: &Global) -> Result<(), Failure> {
     block_on(async {
-        let client = connect(global).await?;
         match command {
-            CertsCommand::List(args) => list::run(args, client).await,
-            CertsCommand::Export(args) => export::run(args, client, global).await,
+            CertsCommand::List(args) => list::run(args, connect(global).await?).await,
+            CertsCommand::Export(args) => export::run(args, connect(global).await?, global).await,
+            CertsCommand::Issue(args) => issue::run(args, global).await,
+            CertsCommand::Rotate(args) => rotate::run(args, global).await,
         }
     })
 }
@@ -86,6 +103,26 @@ pub(super) async fn fetch_secret(
     object_name(name).map_err(|error| Failure::new(Code::Usage, error))?;
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     secrets.get_opt(name).await.map_err(|error| refused("get", namespace, name, &error))
+}
+
+/// What is made, as the installation in the cluster declares it.
+async fn declarations(client: &kube::Client, namespace: &str) -> Result<Declarations, Failure> {
+    let (name, key) = (Declarations::CONFIG_MAP, Declarations::KEY);
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = maps.get_opt(name).await.map_err(|error| plain(&error))?;
+    let text = map.and_then(|map| map.data?.remove(key)).ok_or_else(|| {
+        Failure::new(Code::Failed, anyhow::anyhow!("there is no ConfigMap \"{namespace}/{name}\" with key \"{key}\""))
+            .hint(
+                "`bko-install cluster init` makes it, unless certificates are made by others; another namespace is \
+                   named with --operator-namespace",
+            )
+    })?;
+    parse(&text, &format!("ConfigMap \"{namespace}/{name}\""))
+}
+
+fn parse(text: &str, place: &str) -> Result<Declarations, Failure> {
+    let parsed = serde_json::from_str(text);
+    Ok(parsed.with_context(|| format!("{place} holds no declarations of Secrets that this version understands"))?)
 }
 
 /// What the API server's refusal to `get` or `patch` a Secret is about.

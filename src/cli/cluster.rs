@@ -7,16 +7,19 @@ mod init;
 mod options;
 mod plan;
 mod rollback;
-mod session;
+pub(in crate::cli) mod session;
 mod status;
 mod unadopt;
 mod uninstall;
+mod view;
+
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
 use super::bundle::BundleArgs;
 use super::exit::Failure;
-use super::{Global, block_on};
+use super::{Global, OutputArgs, block_on};
 
 /// Install, plan, check and inspect the farm in a cluster.
 #[derive(Debug, Subcommand)]
@@ -45,6 +48,20 @@ pub struct LimitArgs {
     /// How many requests are in flight at once
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
+}
+
+/// How a run that writes is told, and what it may take.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RunArgs {
+    /// How to print events.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// How long the whole run may take
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
 }
 
 /// Which installation.

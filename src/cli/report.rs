@@ -89,8 +89,16 @@ pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 pub fn reporter(global: &Global, output: Output) -> Reporter {
     let global = global.clone();
     Arc::new(move |event| match (output, &event) {
-        (Output::Json, event) => drop(print_json(event)),
-        (Output::Text, Event::Warning { .. } | Event::Retrying { .. }) => message(&global, &event.to_string()),
+        (Output::Json, event) => {
+            // Who has pressed Ctrl-C looks at the terminal, wherever the events go.
+            if *event == Event::Stopping {
+                message(&global, &event.to_string());
+            }
+            drop(print_json(event));
+        }
+        (Output::Text, Event::Warning { .. } | Event::Retrying { .. } | Event::Stopping) => {
+            message(&global, &event.to_string())
+        }
         (Output::Text, _) if global.quiet => {}
         (Output::Text, event) => drop(print(&printable(&event.to_string()))),
     })
@@ -100,7 +108,7 @@ pub fn reporter(global: &Global, output: Output) -> Reporter {
 pub fn warnings(global: &Global) -> Reporter {
     let global = global.clone();
     Arc::new(move |event| {
-        if matches!(event, Event::Warning { .. } | Event::Retrying { .. }) {
+        if matches!(event, Event::Warning { .. } | Event::Retrying { .. } | Event::Stopping) {
             message(&global, &event.to_string());
         }
     })

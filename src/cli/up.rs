@@ -1,6 +1,5 @@
 //! `bko-install up`.
 
-mod screen;
 mod view;
 
 use std::io::IsTerminal as _;
@@ -11,6 +10,7 @@ use clap::Args;
 
 use super::exit::{Code, Failure};
 use super::log::LogArgs;
+use super::screen::{self, Screen, TerminalArgs};
 use super::{Global, report};
 use crate::client::shell;
 use crate::local::args::UpArgs;
@@ -18,7 +18,6 @@ use crate::local::control::Info;
 use crate::local::farm::Farm;
 use crate::local::fetch::FetchError;
 use crate::local::up::{self, UpError};
-use screen::Screen;
 
 /// Run the farm on this host; needs no cluster.
 #[derive(Debug, Args)]
@@ -36,12 +35,9 @@ pub struct UpCommand {
     /// Lines that only scroll, on a terminal too
     #[arg(long)]
     plain: bool,
-    /// Never use colour, whatever its value (see <https://no-color.org>)
-    #[arg(long, env = "NO_COLOR", hide = true, default_value = "")]
-    no_color_by_environment: String,
-    /// What the terminal can do.
-    #[arg(long, env = "TERM", hide = true, hide_env = true, default_value = "")]
-    terminal: String,
+    /// What it is shown on.
+    #[command(flatten)]
+    terminal: TerminalArgs,
     /// Everything else.
     #[command(flatten)]
     pub up: UpArgs,
@@ -50,8 +46,7 @@ pub struct UpCommand {
 impl UpCommand {
     /// The terminal, if there is one that can be drawn on.
     fn screen(&self, global: &Global) -> Option<Screen> {
-        let draws = std::io::stdout().is_terminal() && !matches!(self.terminal.as_str(), "" | "dumb");
-        (draws && !self.plain && !global.quiet).then(Screen::default)
+        self.terminal.screen(global).filter(|_| !self.plain)
     }
 }
 
@@ -61,7 +56,7 @@ impl UpCommand {
 /// The farm does not come up.
 pub fn run(command: UpCommand, global: &Global) -> Result<(), Failure> {
     let (screen, quiet) = (command.screen(global), global.quiet);
-    let colour = !global.no_color && command.no_color_by_environment.is_empty();
+    let colour = command.terminal.colour(global);
     match &screen {
         // Both lead to the one terminal.
         Some(screen) if std::io::stderr().is_terminal() => {

@@ -89,7 +89,7 @@ impl Cluster {
         let mut reasons = Vec::new();
         let finalizers = live.pointer("/metadata/finalizers").and_then(Value::as_array).into_iter().flatten();
         for finalizer in finalizers.filter_map(Value::as_str) {
-            reasons.push(self.holder_of(id, live, finalizer).await);
+            reasons.push(self.holder_of(live, finalizer).await);
         }
         // What keeps a namespace, its controller says itself.
         let conditions = live.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
@@ -103,7 +103,7 @@ impl Cluster {
     }
 
     /// One finalizer in words.
-    async fn holder_of(&self, id: &ObjectId, live: &Value, finalizer: &str) -> String {
+    async fn holder_of(&self, live: &Value, finalizer: &str) -> String {
         let known = match finalizer {
             "kubernetes.io/pvc-protection" => Some("a pod still uses it"),
             "kubernetes.io/pv-protection" => Some("a claim is still bound to it"),
@@ -121,7 +121,7 @@ impl Cluster {
         let Some(manager) = owner_of_finalizer(live, finalizer) else {
             return format!("finalizer \"{finalizer}\": nobody is known who would take it off");
         };
-        let alive = match self.runs(&manager, id).await {
+        let alive = match self.runs(&manager).await {
             Some(true) => "which is running: look at its log",
             Some(false) => "of which no pod is running: bring it back, and it takes the finalizer off",
             None => "which may or may not be running",
@@ -131,7 +131,7 @@ impl Cluster {
 
     /// Whether a pod runs whose name, or one of whose containers, is like a
     /// field manager's.
-    async fn runs(&self, manager: &str, _id: &ObjectId) -> Option<bool> {
+    async fn runs(&self, manager: &str) -> Option<bool> {
         let pods: Api<Pod> = Api::all(self.client.clone());
         let list = tokio::time::timeout(PATIENCE, pods.list(&ListParams::default())).await.ok()?.ok()?;
         let is_like = |name: &str| name.contains(manager);

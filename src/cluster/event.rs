@@ -1,12 +1,13 @@
 //! What happens during a run, as values.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::manifest::{ObjectId, Runlevel};
-use crate::plan::{Counts, Progress};
+use crate::plan::{Counts, Level, Plan, Progress};
 
 /// Where events go.
 pub type Reporter = Arc<dyn Fn(Event) + Send + Sync>;
@@ -20,6 +21,8 @@ pub enum Event {
         /// How many objects each action concerns.
         #[serde(flatten)]
         counts: Counts,
+        /// Every level that has objects, in order.
+        levels: Vec<PlannedLevel>,
     },
     /// Nothing has to be written.
     UpToDate,
@@ -84,11 +87,55 @@ pub enum Event {
         /// Until the next attempt.
         delay_ms: u64,
     },
+    /// The run was asked to end.
+    Stopping,
     /// Something that a person should know and that does not stop the run.
     Warning {
         /// What.
         message: String,
     },
+}
+
+/// One level of the plan, for those who show it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedLevel {
+    /// Which one.
+    pub runlevel: Runlevel,
+    /// Its components by name.
+    pub components: Vec<PlannedComponent>,
+}
+
+/// One component within a level.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedComponent {
+    /// Its name.
+    pub name: String,
+    /// How many of its objects are written.
+    pub writes: usize,
+    /// Its objects; as JSON, how many.
+    #[serde(serialize_with = "count")]
+    pub objects: Vec<ObjectId>,
+}
+
+fn count<S: serde::Serializer>(objects: &[ObjectId], serializer: S) -> Result<S::Ok, S::Error> {
+    objects.len().serialize(serializer)
+}
+
+impl Event {
+    /// A plan is made.
+    pub fn planned(plan: &Plan) -> Self {
+        let level = |level: &Level| {
+            let mut components: BTreeMap<&str, PlannedComponent> = BTreeMap::new();
+            for change in &level.changes {
+                let new = || PlannedComponent { name: change.component.clone(), writes: 0, objects: Vec::new() };
+                let component = components.entry(&change.component).or_insert_with(new);
+                component.writes += usize::from(change.action.is_change());
+                component.objects.push(change.id.clone());
+            }
+            PlannedLevel { runlevel: level.runlevel, components: components.into_values().collect() }
+        };
+        Self::Planned { counts: plan.counts(), levels: plan.levels.iter().map(level).collect() }
+    }
 }
 
 /// What was done to an object.
@@ -106,7 +153,7 @@ pub enum Verb {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Planned { counts } => write!(f, "plan: {counts}"),
+            Self::Planned { counts, .. } => write!(f, "plan: {counts}"),
             Self::UpToDate => write!(f, "nothing to write"),
             Self::Recorded { state: Progress::Applying } => write!(f, "recorded the intent"),
             Self::Recorded { state: Progress::Installed } => write!(f, "recorded the success"),
@@ -124,6 +171,7 @@ impl fmt::Display for Event {
             Self::Ready { object } => write!(f, "ready {object}"),
             Self::LevelReady { runlevel, duration_ms } => write!(f, "{runlevel}: ready after {duration_ms} ms"),
             Self::Retrying { request, why, delay_ms } => write!(f, "trying again in {delay_ms} ms to {request}: {why}"),
+            Self::Stopping => write!(f, "stopping after the requests in flight; once more stops at once"),
             Self::Warning { message } => write!(f, "warning: {message}"),
         }
     }

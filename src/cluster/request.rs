@@ -302,7 +302,8 @@ pub(super) fn may_pass(status: &Status) -> bool {
 /// it names the object, as we do.
 /// `failed to create typed patch object (farm/x; apps/v1, Kind=Deployment): .spec.y: field not declared in schema`
 fn malformed(message: &str) -> Option<&str> {
-    let (_, rest) = message.split_once("failed to create typed ")?;
+    let begins = ["failed to create typed ", "failed to convert new object "];
+    let rest = begins.into_iter().find_map(|begin| Some(message.split_once(begin)?.1))?;
     Some(rest.split_once("): ").map_or(message, |(_, rest)| rest))
 }
 
@@ -466,6 +467,10 @@ mod tests {
             (r#"{"code":409,"reason":"Conflict"}"#, false),
             (r#"{"code":403,"message":"exceeded quota: small"}"#, false),
             (r#"{"code":403,"message":"status unknown for quota: small, resources: pods"}"#, true),
+            (
+                r#"{"code":500,"message":"failed to convert new object (/x; v1, Kind=Secret) to proper version: illegal base64 data"}"#,
+                false,
+            ),
             (r#"{"code":422}"#, false),
             (r#"{"code":404}"#, false),
         ] {

@@ -8,19 +8,23 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::{Map, Value};
 
 use super::InstallError;
-use crate::certificate::issue::{LiveSecrets, materialise};
-use crate::certificate::{LiveSecret, secret_object};
+use crate::certificate::issue::{IssueError, LiveSecrets, materialise};
+use crate::certificate::{Gap, LiveSecret, secret_object};
 use crate::cluster::{Cluster, Event};
 use crate::manifest::{GeneratedSecret, Object, ObjectId, Rendered};
 use crate::plan::{self, Desired, Record};
+use crate::preflight::secrets;
 
-type SecretKey = (String, String);
+pub(super) type SecretKey = (String, String);
 
 /// The desired set. Key material that lives is kept byte for byte.
 pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<Desired, InstallError> {
-    let live = live_secrets(cluster, rendered).await?;
+    let declared = rendered.declarations();
+    let places = declared.places().chain(secrets::places(rendered)).collect();
+    let live = live_secrets(cluster, places).await?;
+    missing(cluster, rendered, &live)?;
     let mut desired = Desired { objects: rendered.objects.clone(), ..Desired::default() };
-    for outcome in materialise(&rendered.certificates, &live, super::now()).map_err(InstallError::Certificates)? {
+    for outcome in materialise(&declared.certificates, &live, super::now()).map_err(InstallError::Certificates)? {
         for message in outcome.warnings {
             cluster.report(Event::Warning { message });
         }
@@ -31,9 +35,21 @@ pub(super) async fn desired(cluster: &Cluster, rendered: &Rendered) -> Result<De
         }
         desired.objects.push(object);
     }
-    desired.objects.extend(generated(&rendered.generated, &live)?);
+    desired.objects.extend(generated(&declared.generated, &live)?);
     desired.objects.iter_mut().for_each(|object| plan::drop_placeholders(&mut object.body));
     Ok(desired)
+}
+
+/// What somebody else has to make: what is unusable ends the run before its
+/// first write, what is wrong is told.
+fn missing(cluster: &Cluster, rendered: &Rendered, live: &LiveSecrets) -> Result<(), InstallError> {
+    let (fatal, told): (Vec<Gap>, _) =
+        secrets::gaps(rendered, live, super::now()).into_iter().partition(|gap| gap.fatal);
+    for Gap { message, .. } in told {
+        cluster.report(Event::Warning { message });
+    }
+    let fatal: Vec<String> = fatal.into_iter().map(|gap| gap.message).collect();
+    if fatal.is_empty() { Ok(()) } else { Err(InstallError::Certificates(IssueError::NotProvided(fatal))) }
 }
 
 /// Leaves components out that a run shall not touch.
@@ -46,10 +62,7 @@ pub(super) fn leave_out(desired: &mut Desired, installed: Option<&Record>, leave
 }
 
 /// The live Secrets that hold certificates or random values.
-async fn live_secrets(cluster: &Cluster, rendered: &Rendered) -> Result<LiveSecrets, InstallError> {
-    let certificates = rendered.certificates.iter().map(|c| (c.namespace.clone(), c.secret.clone()));
-    let values = rendered.generated.iter().map(|g| (g.namespace.clone(), g.name.clone()));
-    let keys: BTreeSet<SecretKey> = certificates.chain(values).collect();
+pub(super) async fn live_secrets(cluster: &Cluster, keys: BTreeSet<SecretKey>) -> Result<LiveSecrets, InstallError> {
     let read = |(namespace, name): SecretKey| async move {
         let id = secret_id(&namespace, &name);
         let Some(live) = cluster.get(&id).await.map_err(|error| InstallError::Observe(vec![error]))? else {
@@ -63,7 +76,7 @@ async fn live_secrets(cluster: &Cluster, rendered: &Rendered) -> Result<LiveSecr
 }
 
 /// Secrets of random values, one for all keys of one name.
-fn generated(wanted: &[GeneratedSecret], live: &LiveSecrets) -> Result<Vec<Object>, InstallError> {
+pub(super) fn generated(wanted: &[GeneratedSecret], live: &LiveSecrets) -> Result<Vec<Object>, InstallError> {
     let mut objects: BTreeMap<SecretKey, Object> = BTreeMap::new();
     for value in wanted {
         let place = (value.namespace.clone(), value.name.clone());

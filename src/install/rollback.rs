@@ -46,7 +46,7 @@ pub async fn prepare_rollback(
 pub async fn rollback(cluster: &Cluster, wanted: &Installation, number: Option<u32>) -> Result<Plan, InstallError> {
     let (earlier, prepared, revision) = prepare_rollback(cluster, wanted, number).await?;
     if prepared.plan.is_empty() {
-        cluster.report(Event::Planned { counts: prepared.plan.counts() });
+        cluster.report(Event::planned(&prepared.plan));
         cluster.report(Event::UpToDate);
         return Ok(prepared.plan);
     }

@@ -55,7 +55,7 @@ pub(super) async fn carry_out(
     let Installation { rendered, settings, options } = wanted;
     let namespace = &rendered.operator_namespace;
     brake(&plan, options)?;
-    cluster.report(Event::Planned { counts: plan.counts() });
+    cluster.report(Event::planned(&plan));
     let mut record = Record::intent(&plan, installed.as_ref(), settings, origin, now());
     let snapshot: Snapshot = record::snapshot(&desired.objects);
     record::save(cluster, namespace, &mut record, Some(&snapshot)).await.map_err(InstallError::Record)?;

@@ -107,7 +107,7 @@ impl Look<'_> {
         kept.extend(kept_caches);
         let gone: BTreeSet<ObjectId> =
             resources.iter().chain(&rest).chain(&caches).map(|deletion| deletion.id.clone()).collect();
-        let (namespaces, mut last) = self.namespaces(namespaces, &gone, &mut kept).await?;
+        let (namespaces, last) = self.namespaces(namespaces, &gone, &mut kept).await?;
         let steps = vec![
             Step { title: "custom resources, while their controller runs", deletions: resources },
             Step { title: "everything that was applied, in reverse", deletions: rest },
@@ -116,7 +116,6 @@ impl Look<'_> {
             Step { title: "namespaces", deletions: namespaces },
             Step { title: "namespace of the record", deletions: last.iter().cloned().collect() },
         ];
-        last.iter_mut().for_each(|deletion| deletion.runlevel = Runlevel::Rc0);
         Ok(Removal { steps, kept, record: self.record, last })
     }
 

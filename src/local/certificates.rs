@@ -138,7 +138,7 @@ impl Certificates {
             .filter_map(|(spec, folder)| match read(folder) {
                 Ok(data) if data.keys().next().is_none() => None,
                 Ok(data) => {
-                    let secret = LiveSecret { data, certificate_name: None };
+                    let secret = LiveSecret { data, ..LiveSecret::default() };
                     Some(Ok(((spec.namespace.clone(), spec.secret.clone()), secret)))
                 }
                 Err(error) => Some(Err(error)),

@@ -95,6 +95,8 @@ pub struct Generated {
     pub bytes: usize,
     /// A template expression: whether it is wanted. Always, when left out.
     pub when: Option<String>,
+    /// Likewise: whether we make it; if not, somebody else has to.
+    pub make: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -1,11 +1,24 @@
 //! An installation as files, for those who apply it themselves.
 //!
-//! No private key and no token ever leaves in an export: what holds one is
-//! named in a note, with how to make it.
+//! In: what was rendered with the component `bootstrap`. Out: files, path and
+//! text, the same bytes for the same input. No private key and no token ever
+//! leaves in an export: its second level has a Job of our own image that makes
+//! them in the cluster, once. Pure.
 
-use std::fmt::Write as _;
+mod argocd;
+mod flux;
+mod kustomize;
+mod note;
+mod plain;
 
-use super::{Object, Rendered, emit};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Object, Rendered, Runlevel, emit};
+use crate::certificate::Mode;
+
+pub use argocd::Argo;
+pub use flux::{Flux, FluxSource, ParseFluxSource};
 
 /// How every exported file begins, so that an export can be told from
 /// somebody's own files.
@@ -14,93 +27,130 @@ pub const HEADER: &str = "Written by `bko-install export`";
 /// The note beside the manifests.
 pub const NOTE: &str = "README.md";
 
+/// The component that makes what no export holds; its level is that of the
+/// first Secrets.
+pub const BOOTSTRAP: (Runlevel, &str) = (Runlevel::Rc1, "bootstrap");
+
+/// Path below the folder of the export, and text.
+pub type File = (String, String);
+
+/// In which form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// One file a component, to be applied in the order of their names.
+    Plain,
+    /// A folder a level, each a kustomization, and one above them.
+    Kustomize,
+    /// The same, and for each level a `Kustomization` of Flux that waits for the one before.
+    Flux(Flux),
+    /// A folder a level, and for each an `Application` of Argo CD.
+    Argo(Argo),
+}
+
+/// The files of an export.
+pub fn files(rendered: &Rendered, format: &Format) -> Vec<File> {
+    let groups = groups(rendered);
+    let mut files = match format {
+        Format::Plain => plain::files(&groups),
+        Format::Kustomize => kustomize::files(&groups),
+        Format::Flux(options) => flux::files(&groups, options),
+        Format::Argo(options) => argocd::files(&groups, options, &rendered.operator_namespace),
+    };
+    files.push((NOTE.to_owned(), note::note(rendered, &groups, format)));
+    files
+}
+
 /// Whether a text is a file of an earlier export.
 pub fn is_exported(text: &str) -> bool {
     let first = text.lines().next().unwrap_or_default();
     first.trim_start_matches(['#', '<', '!', '-', ' ']).starts_with(HEADER)
 }
 
-/// One file a component, named so that their order is the order of applying:
-/// `NN-rcX-component.yaml`; and a note on what is left out.
-pub fn plain(rendered: &Rendered) -> Vec<(String, String)> {
-    let mut groups: Vec<(&Object, Vec<&Object>)> = Vec::new();
-    for object in &rendered.objects {
-        match groups.iter_mut().find(|(first, _)| first.component == object.component) {
-            Some((_, objects)) => objects.push(object),
-            None => groups.push((object, vec![object])),
-        }
-    }
-    let groups: Vec<(String, Vec<&Object>)> = groups
-        .into_iter()
-        .enumerate()
-        .map(|(number, (first, objects))| (format!("{number:02}-{}-{}.yaml", first.runlevel, first.component), objects))
-        .collect();
-    let mut files: Vec<_> = groups
-        .iter()
-        .map(|(name, objects)| {
-            let documents: Vec<String> = objects.iter().map(|object| emit::to_yaml(&object.body)).collect();
-            (name.clone(), format!("# {HEADER}, version {}\n{}", crate::VERSION, documents.join("---\n")))
-        })
-        .collect();
-    files.push((NOTE.to_owned(), note(rendered, &groups)));
-    files
-}
-
-/// The Secrets that an export leaves out: `namespace/name`.
-pub fn left_out(rendered: &Rendered) -> Vec<String> {
-    let generated = rendered.generated.iter().map(|secret| format!("{}/{}", secret.namespace, secret.name));
-    let certificates = rendered.certificates.iter().map(|spec| format!("{}/{}", spec.namespace, spec.secret));
+/// The Secrets that the export's own step makes: `namespace/name`.
+pub fn made_in_cluster(rendered: &Rendered) -> Vec<String> {
+    let declared = rendered.declarations();
+    let generated = declared.generated.iter().map(|secret| format!("{}/{}", secret.namespace, secret.name));
+    let certificates = declared.certificates.iter().map(|spec| spec.secret_path());
     generated.chain(certificates).collect()
 }
 
-/// The commands that apply one file and wait for what the next one needs.
-fn apply_and_wait(note: &mut String, name: &str, objects: &[&Object]) {
-    let _ = writeln!(note, "kubectl apply --server-side -f {name}");
-    for object in objects {
-        let namespace = object.id.namespace.as_deref().unwrap_or_default();
-        let _ = match object.id.kind.as_str() {
-            "CustomResourceDefinition" => {
-                writeln!(note, "kubectl wait --for=condition=Established crd/{}", object.id.name)
-            }
-            "Deployment" => writeln!(note, "kubectl -n {namespace} rollout status deployment/{}", object.id.name),
-            _ => Ok(()),
-        };
-    }
-    if objects.iter().any(|object| object.id.kind == "Namespace") {
-        note.push_str("# Now make the Secrets below.\n");
-    }
+/// The Secrets that somebody else has to make: `namespace/name`, and what they hold.
+pub fn yours_to_make(rendered: &Rendered) -> Vec<(String, String)> {
+    let provided = rendered.mode == Mode::Provided;
+    let leaves = rendered.certificates.iter().filter(|spec| provided && !spec.is_authority() && !spec.optional);
+    let leaves = leaves.map(|spec| (spec.secret_path(), "`ca.pem`, `cert.pem`, `key.pem`".to_owned()));
+    let values = rendered
+        .expected
+        .iter()
+        .map(|value| (format!("{}/{}", value.namespace, value.name), format!("`{}`", value.key)));
+    values.chain(leaves).collect()
 }
 
-fn note(rendered: &Rendered, groups: &[(String, Vec<&Object>)]) -> String {
-    let mut note = format!("<!-- {HEADER}, version {} -->\n# Profile {}\n", crate::VERSION, rendered.profile);
-    note.push_str("\nApply the files in the order of their names:\n\n```sh\n");
-    for (name, objects) in groups {
-        apply_and_wait(&mut note, name, objects);
-    }
-    note.push_str("```\n");
-    if !rendered.generated.is_empty() {
-        note.push_str(
-            "\nNo token leaves in an export. Make once what `bko-install cluster init` would make:\n\n```sh\n",
-        );
-        for secret in &rendered.generated {
-            let _ = writeln!(
-                note,
-                "kubectl -n {} create secret generic {} --from-literal={}=\"$(openssl rand -base64 {} | tr '+/' '-_' | tr -d '=\\n')\"",
-                secret.namespace, secret.name, secret.key, secret.bytes
-            );
-        }
-        note.push_str("```\n");
-    }
-    if !rendered.certificates.is_empty() {
-        note.push_str(
-            "\nNo private key leaves in an export either. These Secrets hold the certificates; make them with your own \
-             authority (docs/certificates.md says what they must cover), or install with `bko-install cluster init` \
-             instead, which makes them:\n\n",
-        );
-        for spec in &rendered.certificates {
-            let keys = if spec.is_authority() { "`ca.pem`, `ca-key.pem`" } else { "`ca.pem`, `cert.pem`, `key.pem`" };
-            let _ = writeln!(note, "- `{}/{}`: {keys}", spec.namespace, spec.secret);
+/// The objects of one component, in the order of applying.
+struct Group<'a> {
+    runlevel: Runlevel,
+    component: &'a str,
+    objects: Vec<&'a Object>,
+}
+
+/// Components in the order of their first objects; those of one level are together.
+fn groups(rendered: &Rendered) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for object in &rendered.objects {
+        match groups.iter_mut().find(|group| group.component == object.component) {
+            Some(group) => group.objects.push(object),
+            None => {
+                groups.push(Group { runlevel: object.runlevel, component: &object.component, objects: vec![object] })
+            }
         }
     }
-    note
+    // It needs what the others of its level make.
+    groups.sort_by_key(|group| (group.runlevel, group.component == BOOTSTRAP.1));
+    groups
+}
+
+/// The levels that have objects, in order.
+fn levels<'g, 'a>(groups: &'g [Group<'a>]) -> impl Iterator<Item = (Runlevel, &'g [Group<'a>])> {
+    groups.chunk_by(|a, b| a.runlevel == b.runlevel).map(|level| (level[0].runlevel, level))
+}
+
+/// Documents of one file.
+fn documents<'v>(bodies: impl IntoIterator<Item = &'v Value>) -> String {
+    let documents: Vec<String> = bodies.into_iter().map(emit::to_yaml).collect();
+    format!("# {HEADER}, version {}\n{}", crate::VERSION, documents.join("---\n"))
+}
+
+/// One object of somebody else's kind as a file.
+fn document(object: &impl Serialize) -> String {
+    // What is written here is plain text, lists and maps of text.
+    documents(&serde_json::to_value(object).ok())
+}
+
+/// A folder within a repository, without `./` before it and `/` behind it.
+fn below(prefix: &str, path: &str) -> String {
+    let prefix = prefix.trim_start_matches("./").trim_matches('/');
+    if prefix.is_empty() || prefix == "." { path.to_owned() } else { format!("{prefix}/{path}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_written_in_one_way() {
+        for prefix in ["", ".", "./", "/"] {
+            assert_eq!(below(prefix, "rc0"), "rc0");
+        }
+        for prefix in ["farm/prod", "./farm/prod/", "/farm/prod"] {
+            assert_eq!(below(prefix, "rc0"), "farm/prod/rc0");
+        }
+    }
+
+    #[test]
+    fn files_of_an_export_are_known_by_their_first_line() {
+        assert!(is_exported(&documents([])));
+        assert!(is_exported(&format!("<!-- {HEADER}, version 1 -->\n# Profile")));
+        assert!(!is_exported("apiVersion: v1\n"));
+        assert!(!is_exported(&format!("a\n# {HEADER}")));
+    }
 }

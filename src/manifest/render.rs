@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
-use crate::certificate::{self, CertificateError, CertificateSpec};
+use crate::certificate::{self, CertificateError, CertificateSpec, Mode};
 use crate::profile::{Profile, Values};
 
 use super::bundle::{Bundle, Component};
@@ -12,7 +12,7 @@ use super::fault::{Fault, Faults, unless};
 use super::kinds::{self, Kind};
 use super::template::{RenderError, Renderer, Text};
 use super::yaml::{self, Document};
-use super::{GeneratedSecret, Object, ObjectId, Policy, Probe, Rendered, Runlevel, check};
+use super::{Declarations, GeneratedSecret, Object, ObjectId, Policy, Probe, Rendered, Runlevel, check};
 
 /// Renders every component of a profile.
 ///
@@ -20,42 +20,60 @@ use super::{GeneratedSecret, Object, ObjectId, Policy, Probe, Rendered, Runlevel
 /// Everything that is wrong with the templates or with the objects that come
 /// of them.
 pub fn render(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Rendered, Faults> {
-    let renderer = Renderer::new(values);
+    let mut renderer = Renderer::new(values);
     let mut faults = Vec::new();
     let mut drafts = Vec::new();
-    let mut generated = Vec::new();
+    let (mut generated, mut expected) = (Vec::new(), Vec::new());
     let mut policies = BTreeMap::new();
-    for (runlevel, names) in &profile.runlevels {
-        for component in names.iter().filter_map(|name| bundle.components.get(name)) {
-            match enabled(&renderer, component) {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(fault) => {
-                    faults.push(fault);
-                    continue;
-                }
-            }
-            let mut collector =
-                Collector { renderer: &renderer, values, component, runlevel: *runlevel, faults: &mut faults };
-            collector.objects(&mut drafts);
-            collector.generated(&mut generated);
-            policies.insert(component.name.clone(), collector.policy());
-        }
+    let components = enabled_components(bundle, profile, &renderer, &mut faults);
+    for (runlevel, component) in &components {
+        let mut collector =
+            Collector { renderer: &renderer, values, component, runlevel: *runlevel, faults: &mut faults };
+        collector.generated(&mut generated, &mut expected);
+        policies.insert(component.name.clone(), collector.policy());
     }
-    let objects = order(drafts, &mut faults);
     let certificates = certificates(bundle, profile, values).unwrap_or_else(|Faults(found)| {
         faults.extend(found);
         Vec::new()
     });
+    // Small bundles of tests have no such value.
+    let mode = values.get("certs.mode").and_then(Value::as_str).and_then(|text| text.parse().ok()).unwrap_or_default();
+    let own = if mode == Mode::Own { certificates.clone() } else { Vec::new() };
+    renderer.declare(&certificates, &Declarations { certificates: own, generated: generated.clone() });
+    for (runlevel, component) in &components {
+        Collector { renderer: &renderer, values, component, runlevel: *runlevel, faults: &mut faults }
+            .objects(&mut drafts);
+    }
+    let objects = order(drafts, &mut faults);
     let rendered = Rendered {
         profile: profile.name.clone(),
         operator_namespace: text_of(values, "namespaces.operator"),
         objects,
-        certificates,
+        certificates: if mode == Mode::CertManager { Vec::new() } else { certificates },
+        mode,
         generated,
+        expected,
         policies,
     };
     unless(faults, rendered)
+}
+
+fn enabled_components<'b>(
+    bundle: &'b Bundle,
+    profile: &Profile,
+    renderer: &Renderer,
+    faults: &mut Vec<Fault>,
+) -> Vec<(Runlevel, &'b Component)> {
+    let placed = profile.runlevels.iter().flat_map(|(level, names)| names.iter().map(move |name| (*level, name)));
+    let known = placed.filter_map(|(level, name)| Some((level, bundle.components.get(name)?)));
+    let mut is_enabled = |component: &Component| match enabled(renderer, component) {
+        Ok(enabled) => enabled,
+        Err(fault) => {
+            faults.push(fault);
+            false
+        }
+    };
+    known.filter(|(_, component)| is_enabled(component)).collect()
 }
 
 /// The certificates of a profile's components.
@@ -210,10 +228,13 @@ impl Collector<'_> {
         Some(Draft { object, place })
     }
 
-    fn generated(&mut self, all: &mut Vec<GeneratedSecret>) {
+    fn generated(&mut self, generated: &mut Vec<GeneratedSecret>, expected: &mut Vec<GeneratedSecret>) {
         for declared in &self.component.generated {
             let made = (|| {
-                let wanted = declared.when.as_deref().map_or(Ok(true), |when| self.renderer.holds(when))?;
+                let holds = |condition: &Option<String>| {
+                    condition.as_deref().map_or(Ok(true), |condition| self.renderer.holds(condition))
+                };
+                let (wanted, made) = (holds(&declared.when)?, holds(&declared.make)?);
                 let secret = GeneratedSecret {
                     component: self.component.name.clone(),
                     runlevel: self.runlevel,
@@ -223,10 +244,12 @@ impl Collector<'_> {
                     bytes: declared.bytes,
                     labels: common_labels(&self.component.name),
                 };
-                Ok(wanted.then_some(secret))
+                Ok(wanted.then_some((made, secret)))
             })();
             match made {
-                Ok(secret) => all.extend(secret),
+                Ok(None) => {}
+                Ok(Some((true, secret))) => generated.push(secret),
+                Ok(Some((false, secret))) => expected.push(secret),
                 Err(error) => self.faults.push(declaration_fault(self.component, &error)),
             }
         }

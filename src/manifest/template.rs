@@ -10,8 +10,10 @@ use serde_json::Value;
 
 use crate::profile::{Values, syntax};
 
+use super::Declarations;
 use super::emit;
 use super::fault::Fault;
+use crate::certificate::CertificateSpec;
 
 /// Renders templates with one set of values.
 #[derive(Debug)]
@@ -64,6 +66,16 @@ impl Renderer {
         environment.add_filter("sha256", sha256);
         environment.add_function("fail", fail);
         Self { environment, context: Jinja::from(Serde(values.tree())) }
+    }
+
+    /// Lets templates name the certificates that are wanted, as `certificates`,
+    /// and the Secrets that we make, as `secrets`.
+    pub(crate) fn declare(&mut self, certificates: &[CertificateSpec], secrets: &Declarations) {
+        self.context = minijinja::context! {
+            certificates => Jinja::from(Serde(certificates)),
+            secrets => Jinja::from(Serde(secrets)),
+            ..self.context.clone()
+        };
     }
 
     /// Renders one scalar, unescaped: for texts that were parsed as YAML before.

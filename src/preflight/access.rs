@@ -9,6 +9,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+use super::secrets;
 use super::{Check, Finding};
 use crate::cluster::record;
 use crate::manifest::{ObjectId, Rendered};
@@ -52,7 +53,8 @@ pub fn needs(rendered: &Rendered, missing: &BTreeSet<String>) -> Needs {
         let at = Place::of(&id, &custom);
         let namespace = id.namespace.as_deref();
         add(&mut needs.install, namespace, &at, None, &["create"]);
-        let mut verbs = vec!["get", "patch", "delete"];
+        // Fields of a predecessor are freed by an update.
+        let mut verbs = vec!["get", "patch", "update", "delete"];
         if readiness::has_rule(&id.group, &id.kind) {
             verbs.extend(["list", "watch"]);
         }
@@ -61,6 +63,10 @@ pub fn needs(rendered: &Rendered, missing: &BTreeSet<String>) -> Needs {
             add(&mut needs.install, Some(STAND_IN), &at, None, &["create"]);
             add(&mut needs.install, Some(STAND_IN), &at, Some(&id.name), &["get", "patch"]);
         }
+    }
+    // What others make is looked at before the first write.
+    for (namespace, name) in secrets::places(rendered) {
+        add(&mut needs.install, Some(&namespace), &Place::new("", "secrets"), Some(&name), &["get"]);
     }
     record_and_lock(&mut needs.install, &rendered.operator_namespace);
     for namespace in pod_namespaces(rendered) {
@@ -86,8 +92,9 @@ fn identities(rendered: &Rendered) -> BTreeSet<ObjectId> {
         name: name.to_owned(),
     };
     let objects = rendered.objects.iter().map(|object| object.id.clone());
-    let certificates = rendered.certificates.iter().map(|spec| secret(&spec.namespace, &spec.secret));
-    let generated = rendered.generated.iter().map(|value| secret(&value.namespace, &value.name));
+    let made = rendered.declarations();
+    let certificates = made.certificates.iter().map(|spec| secret(&spec.namespace, &spec.secret));
+    let generated = made.generated.iter().map(|value| secret(&value.namespace, &value.name));
     objects.chain(certificates).chain(generated).collect()
 }
 
@@ -266,7 +273,7 @@ pub fn judge(needs: &Needs, lacking: &BTreeSet<Permission>, user: &str) -> Vec<F
     let install = missing(&needs.install);
     let hint = format!(
         "let {user} do so: somebody who may runs `bko-install cluster check --print-rbac --service-account NS/NAME \
-         | kubectl apply -f -`"
+         | kubectl apply --server-side -f -`"
     );
     if !install.is_empty() {
         findings.push(Check::Permissions.fail(list(&install), hint.clone()));

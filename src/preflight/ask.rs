@@ -49,16 +49,17 @@ pub async fn before(cluster: &Cluster, rendered: &Rendered) -> Result<Report, Re
     let asker = Asker::new(cluster, rendered).await?;
     let settings = daemon::settings(rendered);
     let settings = settings.as_ref();
-    let (version, permissions, storage, facilities, rooms, pods) = tokio::try_join!(
+    let (version, permissions, storage, facilities, rooms, pods, secrets) = tokio::try_join!(
         asker.version(),
         asker.permissions(),
         asker.storage(settings),
         asker.facilities(settings),
         asker.rooms(),
         asker.pods(settings),
+        installed::provided(cluster, rendered),
     )?;
     let mut findings = vec![version];
-    for more in [permissions, storage, facilities, rooms, pods, schema::custom_resources(rendered)] {
+    for more in [permissions, storage, facilities, rooms, pods, secrets, schema::custom_resources(rendered)] {
         findings.extend(more);
     }
     if let Some(settings) = settings {

@@ -14,6 +14,8 @@ pub struct Addresses {
     pub ips: BTreeSet<IpAddr>,
     /// Host names, as some clouds give instead.
     pub hosts: BTreeSet<String>,
+    /// The Service asks for none: what leads there is not known here.
+    pub unasked: bool,
 }
 
 impl Addresses {
@@ -27,6 +29,7 @@ impl Addresses {
         }
         let external = service.pointer("/spec/externalIPs").and_then(Value::as_array);
         addresses.ips.extend(external.into_iter().flatten().filter_map(|ip| ip.as_str()?.parse::<IpAddr>().ok()));
+        addresses.unasked = service["spec"]["type"].as_str().is_some_and(|kind| kind != "LoadBalancer");
         addresses
     }
 
@@ -54,9 +57,21 @@ pub fn domain(
     addresses: &Addresses,
     expected: &BTreeSet<IpAddr>,
 ) -> Finding {
+    let list = |ips: &BTreeSet<IpAddr>| ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let own = domain.ends_with(".localhost") || domain == "localhost";
     if own {
         return Check::Dns.ok(format!("*.{domain} is the own machine"));
+    }
+    if addresses.is_empty() && addresses.unasked {
+        return match resolved {
+            Ok(ips) => {
+                Check::Dns.ok(format!("*.{domain} leads to {}, which is not known to be the gateway", list(ips)))
+            }
+            Err(why) => Check::Dns.warn(
+                format!("*.{domain} does not resolve: {why}"),
+                format!("create a record *.{domain}. of the nodes' addresses, or of what forwards to them"),
+            ),
+        };
     }
     if addresses.is_empty() {
         return Check::Dns.warn(
@@ -65,7 +80,6 @@ pub fn domain(
         );
     }
     let create = format!("create the record {}", records(domain, addresses));
-    let list = |ips: &BTreeSet<IpAddr>| ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match resolved {
         Err(why) => Check::Dns.fail(format!("*.{domain} does not resolve: {why}"), create),
         Ok(ips) if expected.is_empty() => {
@@ -110,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_name_leads_to_the_gateway_or_it_does_not() {
-        let addresses = Addresses { ips: ips(&["192.0.2.1", "2001:db8::1"]), hosts: BTreeSet::new() };
+        let addresses = Addresses { ips: ips(&["192.0.2.1", "2001:db8::1"]), ..Addresses::default() };
         for (resolved, verdict) in [
             (Ok(ips(&["192.0.2.1"])), Verdict::Ok),
             (Ok(ips(&["192.0.2.1", "198.51.100.1"])), Verdict::Warn),
@@ -121,7 +135,10 @@ mod tests {
             assert_eq!(found.verdict, verdict, "{found}");
         }
         let none = domain("b.test", Err("x"), &Addresses::default(), &BTreeSet::new());
-        assert_eq!(none.verdict, Verdict::Warn);
+        assert!(none.verdict == Verdict::Warn && none.message.contains("has no address yet"), "{none}");
+        let nodes = Addresses::of(&json!({"spec": {"type": "NodePort"}}));
+        assert_eq!(domain("b.test", Ok(&addresses.ips), &nodes, &BTreeSet::new()).verdict, Verdict::Ok);
+        assert_eq!(domain("b.test", Err("x"), &nodes, &BTreeSet::new()).verdict, Verdict::Warn);
         assert_eq!(domain("buildkit.localhost", Err("x"), &addresses, &addresses.ips).verdict, Verdict::Ok);
     }
 }

@@ -142,7 +142,9 @@ mod tests {
             operator_namespace: "farm".into(),
             objects: vec![object],
             certificates: Vec::new(),
+            mode: crate::certificate::Mode::default(),
             generated: Vec::new(),
+            expected: Vec::new(),
             policies: std::collections::BTreeMap::new(),
         }
     }

@@ -4,7 +4,9 @@
 mod access;
 mod adoption;
 mod bundled;
+mod certificates;
 mod changes;
+mod exports;
 mod faults;
 mod ownership;
 mod preflight;
@@ -12,12 +14,15 @@ mod refusals;
 mod removal;
 mod runs;
 mod settled;
+mod terminal;
 mod weather;
 
 pub(crate) use access::*;
 pub(crate) use adoption::*;
 use bundled::Bundled;
+pub(crate) use certificates::*;
 pub(crate) use changes::*;
+pub(crate) use exports::*;
 pub(crate) use faults::*;
 pub(crate) use ownership::*;
 pub(crate) use preflight::*;
@@ -25,6 +30,7 @@ pub(crate) use refusals::*;
 pub(crate) use removal::*;
 pub(crate) use runs::*;
 pub(crate) use settled::*;
+pub(crate) use terminal::*;
 pub(crate) use weather::*;
 
 use std::collections::BTreeMap;

@@ -25,6 +25,9 @@ use jiff::Timestamp;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
+mod provided;
+mod rotation;
+
 const DAY: i64 = 86_400;
 
 fn now() -> Timestamp {
@@ -82,7 +85,7 @@ fn data<'a>(outcomes: &'a [Outcome], name: &str) -> &'a SecretData {
 fn written(outcomes: &[Outcome]) -> LiveSecrets {
     let secret = |o: &Outcome| {
         let data = o.data.clone()?;
-        let secret = LiveSecret { data, certificate_name: None };
+        let secret = LiveSecret { data, ..LiveSecret::default() };
         Some(((o.spec.namespace.clone(), o.spec.secret.clone()), secret))
     };
     outcomes.iter().filter_map(secret).collect()
@@ -571,6 +574,7 @@ fn cert_manager_s_secrets_are_read_and_their_gap_names_its_certificate() {
     let tls = |name: &str| LiveSecret {
         data: renamed(data(&theirs, name), &[("ca.pem", "ca.crt"), ("cert.pem", "tls.crt"), ("key.pem", "tls.key")]),
         certificate_name: Some(format!("buildkit-operator-{name}")),
+        ..LiveSecret::default()
     };
     let mut wanted_ip = wanted.clone();
     let daemon = wanted_ip.iter_mut().find(|s| s.name == "daemon").unwrap();
@@ -608,7 +612,7 @@ fn an_authority_made_elsewhere_signs_whatever_its_key_s_encoding() {
                 .into_iter()
                 .collect();
         assert_eq!(LiveCertificate::read_authority(&authority).unwrap().key, KeyState::Matches, "{name}");
-        let secret = LiveSecret { data: authority.clone(), certificate_name: None };
+        let secret = LiveSecret { data: authority.clone(), ..LiveSecret::default() };
         let live = [(key_of(spec(&specs, "ca")), secret)].into_iter().collect();
         let outcomes = materialise(&specs, &live, at).unwrap();
         assert_eq!(words(&outcomes), [("ca", "keep"), ("client", "issue"), ("daemon", "issue")], "{name}");

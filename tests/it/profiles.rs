@@ -284,7 +284,7 @@ fn values_files_may_end_lines_as_windows_does() {
 fn every_profile_of_the_bundle_is_listed() {
     let profiles = profile::list(Bundle::embedded().unwrap()).unwrap();
     let names: Vec<_> = profiles.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["default", "dev", "eks", "gke", "ha", "ovh"]);
+    assert_eq!(names, ["default", "dev", "eks", "gitops", "gke", "ha", "ovh"]);
     assert!(profiles.iter().all(|(_, description)| !description.is_empty()));
 }
 

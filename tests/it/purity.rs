@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 51] = [
+const CORE: [&str; 54] = [
     "names.rs",
     "printable.rs",
     "key.rs",
@@ -18,6 +18,8 @@ const CORE: [&str; 51] = [
     "certificate.rs",
     "certificate/decide.rs",
     "certificate/declare.rs",
+    "certificate/provided.rs",
+    "certificate/rotate.rs",
     "plan.rs",
     "plan",
     "preflight.rs",
@@ -32,6 +34,7 @@ const CORE: [&str; 51] = [
     "preflight/pods.rs",
     "preflight/role.rs",
     "preflight/schema.rs",
+    "preflight/secrets.rs",
     "preflight/storage.rs",
     "provisioner/project.rs",
     "readiness.rs",

@@ -88,8 +88,46 @@ fn both_profiles_render_as_reviewed() {
             .collect();
         let settings = &mut insta::Settings::clone_current();
         settings.add_filter(r#"(app.kubernetes.io/version: )"[^"]*""#, r#"$1"[version]""#);
+        settings.add_filter(r#"(app.kubernetes.io/version\\":\\")[^"]*\\""#, r#"$1[version]\""#);
         settings.add_filter("(kubernetes.io/arch: \"|--companion-architectures=)(amd64|arm64)", "$1[own]");
         settings.bind(|| insta::assert_snapshot!(format!("profile-{profile}"), documents.join("---\n")));
+    }
+}
+
+/// Its certificates are objects, and what it needs besides is named.
+#[test]
+fn gitops_generates_nothing() {
+    let rendered = embedded("gitops", &["gateway.domains=builds.example.com"]).unwrap();
+    assert!(rendered.declarations().is_empty() && rendered.certificates.is_empty());
+    let expected: Vec<_> = rendered.expected.iter().map(|value| value.name.as_str()).collect();
+    assert_eq!(expected, ["buildkit-operator-token", "buildkit-operator-internal"]);
+    let ids: Vec<String> = rendered.objects.iter().map(|object| object.id.to_string()).collect();
+    for id in [
+        "ClusterIssuer buildkit-operator-selfsigned",
+        "ClusterIssuer buildkit-operator-ca",
+        "Certificate cert-manager/buildkit-operator-ca",
+        "Certificate buildkit-builds/buildkit-daemon-certs",
+        "Certificate buildkit-builds/buildkit-client-certs",
+        "Certificate buildkit-operator/buildkit-operator-api-certs",
+    ] {
+        assert!(ids.iter().any(|other| other == id), "{id} in {ids:#?}");
+    }
+    assert!(!ids.iter().any(|id| id.contains("buildkit-operator-secrets")), "{ids:#?}");
+    let daemon = rendered.objects.iter().find(|object| object.id.name == "buildkit-daemon-certs").unwrap();
+    insta::assert_snapshot!("gitops-daemon-certificate", to_yaml(&daemon.body["spec"]));
+}
+
+/// An issuer that was named signs every leaf, and its authority is its own affair.
+#[test]
+fn an_issuer_that_was_named_signs_all() {
+    let set = ["certs.mode=cert-manager", "certs.issuerRef.name=vault", "certs.issuerRef.kind=Issuer"];
+    let rendered = embedded("default", &set).unwrap();
+    assert!(rendered.objects.iter().all(|object| !object.id.kind.ends_with("Issuer")));
+    let certificates: Vec<_> = rendered.objects.iter().filter(|object| object.id.kind == "Certificate").collect();
+    assert_eq!(certificates.len(), 3);
+    for certificate in certificates {
+        let issuer = serde_json::json!({"group": "cert-manager.io", "kind": "Issuer", "name": "vault"});
+        assert_eq!(certificate.body["spec"]["issuerRef"], issuer);
     }
 }
 
@@ -224,7 +262,7 @@ fn without_a_domain_there_is_no_gateway() {
 fn the_gateway_understands_its_configuration() {
     let set = ["gateway.domains=a.test,b.test", "gateway.maxConnsPerSource=7", "gateway.proxyFrom=10.0.0.0/8"];
     let rendered = embedded("default", &set).unwrap();
-    let map = rendered.objects.iter().find(|object| object.id.kind == "ConfigMap").unwrap();
+    let map = rendered.objects.iter().find(|object| object.body.pointer("/data/config.yaml").is_some()).unwrap();
     let text = map.body.pointer("/data/config.yaml").and_then(Value::as_str).unwrap();
     let rules = Rules::default().with(text).unwrap();
     assert_eq!(rules.domains.to_string(), "a.test,b.test");
@@ -570,7 +608,8 @@ fn every_declared_value_is_used() {
         read.extend(component.files.iter().map(|(_, text)| text.as_str()));
         read.extend(component.enabled.as_deref());
         for generated in &component.generated {
-            read.extend([generated.namespace.as_str(), &generated.secret, generated.when.as_deref().unwrap_or("")]);
+            read.extend([generated.namespace.as_str(), &generated.secret]);
+            read.extend([&generated.when, &generated.make].into_iter().flatten().map(String::as_str));
         }
     }
     for name in bundle.values.keys() {

@@ -29,6 +29,7 @@ pub(crate) async fn the_main_job(node: Arc<Node>) -> anyhow::Result<()> {
     let farm = Installation::install(&node).await?;
     own_pods_run_confined(&farm).await?;
     a_second_init_writes_nothing(&farm).await?;
+    every_check_passes(&farm).await?;
     let route = builds_are_warm_the_second_time(&farm).await?;
     spellings_share_a_daemon_and_targets_do_not(&farm, &route).await?;
     a_fork_has_its_own(&farm, &route).await?;
@@ -67,6 +68,19 @@ async fn a_second_init_writes_nothing(farm: &Installation<'_>) -> anyhow::Result
     let mut plan = bko(farm.node, &["cluster", "plan"])?;
     plan.args(&FLAGS[..FLAGS.len() - 1]);
     process::combined_output(plan).await.map(|_| ())
+}
+
+async fn every_check_passes(farm: &Installation<'_>) -> anyhow::Result<()> {
+    let check = process::output(bko(farm.node, &["cluster", "check", "--output=json"])?).await?;
+    let report: Value = serde_json::from_str(&check)?;
+    let findings = report["findings"].as_array().context("no findings")?;
+    let of = |name: &str| findings.iter().filter(|finding| finding["check"] == name).collect::<Vec<_>>();
+    for name in ["permissions", "pods", "daemon-pods", "pod-security", "nodes", "installation", "certificates", "route"]
+    {
+        let found = of(name);
+        ensure!(!found.is_empty() && found.iter().all(|finding| finding["verdict"] == "ok"), "{name}: {found:#?}");
+    }
+    Ok(())
 }
 
 async fn builds_are_warm_the_second_time(farm: &Installation<'_>) -> anyhow::Result<Route> {

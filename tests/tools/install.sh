@@ -5,7 +5,8 @@
 #   2. Kubernetes, BuildKit, buildx, CoreDNS and rootlesskit, built with Go from
 #      the module proxy, as their go.mod beside this script pins them;
 #   3. image archives: pause, busybox, and the rootless BuildKit;
-#   4. schemathesis, which tries the HTTP API, from PyPI.
+#   4. definitions of Flux, Argo CD and cert-manager, from their modules;
+#   5. schemathesis, which tries the HTTP API, from PyPI.
 #
 # `install.sh lint` installs cargo-deny, which only `make lint` needs; `install.sh host`
 # only what a farm on one host needs: BuildKit, buildx, rootlesskit, and a few packages.
@@ -111,6 +112,29 @@ go_tools() {
     fi
     (cd "$here/$module" && CGO_ENABLED=0 go build -trimpath -ldflags="$linker" -o "$bin/" "${wanted[@]}")
     touch "$stamp$suffix"
+}
+
+# Of projects whose objects we write: what an API server knows of them.
+definitions() {
+    local list module folder path scratch
+    list='github.com/fluxcd/kustomize-controller@v1.9.0 config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml
+github.com/argoproj/argo-cd/v3@v3.5.7 manifests/crds/application-crd.yaml
+github.com/cert-manager/cert-manager@v1.21.2 deploy/crds/cert-manager.io_certificates.yaml
+github.com/cert-manager/cert-manager@v1.21.2 deploy/crds/cert-manager.io_clusterissuers.yaml
+github.com/cert-manager/cert-manager@v1.21.2 deploy/crds/cert-manager.io_issuers.yaml'
+    [ -e "$bin/crds/.$(key <<<"$list")" ] && return
+    need_go
+    say "fetching definitions of Flux, Argo CD and cert-manager"
+    scratch=$(mktemp -d)
+    mkdir -p "$bin/crds"
+    # A cache of their own: whole repositories are fetched for a file each.
+    while read -r module path; do
+        folder=$(cd "$scratch" && GOFLAGS=-modcacherw GOMODCACHE=$scratch/cache go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+        [ -f "$folder/$path" ] || fail "$module has no $path" "is the module proxy reachable?"
+        install -m 644 "$folder/$path" "$bin/crds/${path##*/}"
+    done <<<"$list"
+    rm -rf "$scratch"
+    touch "$bin/crds/.$(key <<<"$list")"
 }
 
 # archive OUT REFERENCE ROOT CONFIG: a folder as a one-layer image, the same bytes for the same files.
@@ -246,6 +270,7 @@ if [ "$mode" = host ]; then
     exit
 fi
 for module in kubernetes buildkit buildx coredns rootlesskit; do go_tools $module; done
+definitions
 schemathesis
 stamp=$bin/.images-$(key "$0" "$here/pause.c" "$here"/{buildkit,rootlesskit}/go.mod)
 if [ ! -e "$stamp" ]; then

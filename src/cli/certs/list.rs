@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::{Namespaces, declared, fetch};
 use crate::certificate::issue::{IssueError, LiveSecrets, Outcome, rehearse};
+use crate::certificate::rotate::{self, Stage};
 use crate::certificate::{CertificateSpec, Decision, LiveCertificate};
 use crate::cli::exit::Failure;
 use crate::cli::{Output, OutputArgs, report};
@@ -30,6 +31,9 @@ struct Row {
     secret: String,
     verdict: &'static str,
     reason: String,
+    /// Of an authority that is being replaced: how far that is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rotation: Option<String>,
     #[serde(flatten)]
     certificate: Option<Facts>,
 }
@@ -65,7 +69,9 @@ fn rows(specs: &[CertificateSpec], live: &LiveSecrets, now: Timestamp) -> Result
             true => LiveCertificate::read_authority(&secret.data),
             false => LiveCertificate::read_leaf(&secret.data),
         });
-        row(spec, certificate.and_then(Result::ok).as_ref(), &outcome.decision, now)
+        let stage = secret.filter(|_| spec.is_authority()).map(|secret| rotate::stage(&secret.data));
+        let rotation = stage.filter(|stage| *stage != Stage::Idle).map(|stage| stage.to_string());
+        Row { rotation, ..row(spec, certificate.and_then(Result::ok).as_ref(), &outcome.decision, now) }
     };
     Ok(rehearse(specs, live, now)?.iter().map(row).collect())
 }
@@ -76,6 +82,7 @@ fn row(spec: &CertificateSpec, live: Option<&LiveCertificate>, decision: &Decisi
         name: spec.name.clone(),
         secret: spec.secret_path(),
         verdict: decision.word(),
+        rotation: None,
         reason: text.split_once(": ").map(|(_, reason)| reason.to_owned()).unwrap_or_default(),
         certificate: live.map(|live| Facts {
             subject: live.subject.clone(),
@@ -99,6 +106,9 @@ fn print(rows: &[Row], output: Output, out: &mut dyn Write) -> io::Result<()> {
         }
         let reason = if row.reason.is_empty() { String::new() } else { format!(": {}", row.reason) };
         writeln!(out, "{}  {}  {}{reason}", row.name, row.secret, row.verdict)?;
+        if let Some(rotation) = &row.rotation {
+            writeln!(out, "  rotation {rotation}")?;
+        }
         let Some(facts) = &row.certificate else { continue };
         writeln!(out, "  subject  {}", facts.subject)?;
         writeln!(out, "  issuer   {}", facts.issuer)?;
@@ -129,7 +139,7 @@ mod tests {
         named.last_mut().unwrap().dns_names.push("*.builds.svc".to_owned());
         let made = materialise(&named, &LiveSecrets::new(), at("2030-01-01T00:00:00Z")).unwrap();
         let live = made.into_iter().filter(|one| !gone.contains(&one.spec.name.as_str())).map(|one| {
-            let secret = LiveSecret { data: one.data.unwrap(), certificate_name: None };
+            let secret = LiveSecret { data: one.data.unwrap(), ..LiveSecret::default() };
             ((one.spec.namespace, one.spec.secret), secret)
         });
         let mut out = Vec::new();
@@ -184,6 +194,7 @@ mod tests {
             secret: "a/b".to_owned(),
             verdict: "issue",
             reason: "there is no such Secret".to_owned(),
+            rotation: None,
             certificate: None,
         };
         let mut out = Vec::new();

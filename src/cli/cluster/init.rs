@@ -8,14 +8,22 @@ use serde_json::Value;
 
 use super::super::bundle::BundleArgs;
 use super::super::exit::Failure;
+use super::super::screen::TerminalArgs;
 use super::super::{Global, Output, OutputArgs, report};
 use super::options::{AllowArgs, ChoiceArgs, options};
+use super::view::Live;
 use super::{LimitArgs, bundle, session};
+use crate::cluster::{Event, Reporter};
 use crate::install::{self, Installation, Options, StopPoint};
 use crate::plan::Counts;
 
 /// Install or upgrade.
 #[derive(Debug, Args)]
+#[command(
+    after_long_help = "On a terminal its last lines show the runlevels and their components, with what each waits for \
+    and why; elsewhere, and where TERM is dumb, a line tells of everything that happens. With --output json each is a \
+    line of JSON. Ctrl-C stops after the requests in flight, once more at once; the same command goes on from there."
+)]
 pub struct InitArgs {
     /// Which bundle.
     #[command(flatten)]
@@ -26,6 +34,9 @@ pub struct InitArgs {
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// What it is shown on.
+    #[command(flatten)]
+    pub terminal: TerminalArgs,
     /// How long the whole run may take
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
@@ -50,8 +61,8 @@ struct Installed<'a> {
     profile: &'a str,
     image: &'a str,
     namespace: &'a str,
-    route: String,
-    gateway: Option<Gateway>,
+    route: &'a str,
+    gateway: Option<&'a Gateway>,
     #[serde(flatten)]
     counts: Counts,
 }
@@ -88,11 +99,48 @@ pub(super) async fn run(args: InitArgs, global: &Global) -> Result<(), Failure> 
 }
 
 async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
-    let reporter = report::reporter(global, args.output.output);
+    let live = Live::start(&args.terminal, global, args.output.output);
+    let reporter = live.as_ref().map_or_else(|| report::reporter(global, args.output.output), Live::reporter);
+    let result = carry_out(&args, global, reporter).await;
+    if let Some(live) = live {
+        live.end(result.is_ok()).await;
+    }
+    let (installation, installed) = result?;
+    match args.output.output {
+        Output::Json => report::print_json(&installed.event(&installation))?,
+        Output::Text if global.quiet => {}
+        Output::Text => report::print(&next_steps(&installed.event(&installation)))?,
+    }
+    Ok(())
+}
+
+/// What was installed, as it is told of.
+struct Told {
+    namespace: String,
+    route: String,
+    gateway: Option<Gateway>,
+    counts: Counts,
+}
+
+impl Told {
+    fn event<'a>(&'a self, installation: &'a Installation) -> Installed<'a> {
+        Installed {
+            profile: &installation.settings.profile,
+            image: &installation.settings.image,
+            namespace: &self.namespace,
+            route: &self.route,
+            gateway: self.gateway.as_ref(),
+            counts: self.counts,
+        }
+    }
+}
+
+async fn carry_out(args: &InitArgs, global: &Global, reporter: Reporter) -> Result<(Installation, Told), Failure> {
     let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
     let wanted = bundle::wanted(&cluster, &args.bundle).await?;
     for name in wanted.values.forgotten() {
-        report::message(global, &format!("warning: recorded value \"{name}\" is unknown to this version and left out"));
+        let message = format!("recorded value \"{name}\" is unknown to this version and left out");
+        cluster.report(Event::Warning { message });
     }
     let text = |name: &str| wanted.values.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let domains = wanted.values.get("gateway.domains").and_then(Value::as_array).into_iter().flatten();
@@ -104,20 +152,8 @@ async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
     let options = Options { stop_after, skip_checks, ..options(args.allow, &args.choice, &wanted.rendered)? };
     let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
     let plan = install::init(&cluster, &installation).await.map_err(session::failure)?;
-    let installed = Installed {
-        profile: &installation.settings.profile,
-        image: &installation.settings.image,
-        namespace: &namespace,
-        route,
-        gateway: (!domains.is_empty()).then_some(Gateway { domains, port }),
-        counts: plan.counts(),
-    };
-    match args.output.output {
-        Output::Json => report::print_json(&installed)?,
-        Output::Text if global.quiet => {}
-        Output::Text => report::print(&next_steps(&installed))?,
-    }
-    Ok(())
+    let gateway = (!domains.is_empty()).then_some(Gateway { domains, port });
+    Ok((installation, Told { namespace, route, gateway, counts: plan.counts() }))
 }
 
 fn next_steps(installed: &Installed<'_>) -> String {

@@ -1,13 +1,11 @@
 //! `bko-install cluster rollback`.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use super::super::exit::{Code, Failure};
-use super::super::{Global, Output, OutputArgs, report};
+use super::super::{Global, Output, report};
 use super::options::{AllowArgs, ChoiceArgs, options};
-use super::{LimitArgs, WhereArgs, bundle, session};
+use super::{RunArgs, WhereArgs, bundle, session};
 use crate::install::{self, Installation, Options, StopPoint};
 
 /// Go back to what an earlier run had installed.
@@ -19,15 +17,9 @@ pub struct RollbackArgs {
     /// Which installation.
     #[command(flatten)]
     pub place: WhereArgs,
-    /// How to print events.
+    /// How it is told, and what it may take.
     #[command(flatten)]
-    pub output: OutputArgs,
-    /// Limits.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-    /// How long the whole run may take
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
+    pub run: RunArgs,
     /// What is allowed.
     #[command(flatten)]
     pub allow: AllowArgs,
@@ -40,8 +32,9 @@ pub struct RollbackArgs {
 }
 
 pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failure> {
-    let reporter = if args.dry_run { report::warnings(global) } else { report::reporter(global, args.output.output) };
-    let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
+    let reporter =
+        if args.dry_run { report::warnings(global) } else { report::reporter(global, args.run.output.output) };
+    let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
     let Some(wanted) = bundle::installed(&cluster, &args.place.bundle()).await? else {
         let error = anyhow::anyhow!("nothing is installed in this cluster");
         return Err(Failure::new(Code::Failed, error).hint("`bko-install cluster init` installs it"));
@@ -52,14 +45,14 @@ pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failu
     if args.dry_run {
         let prepared = install::prepare_rollback(&cluster, &installation, args.revision).await;
         let (_, prepared, _) = prepared.map_err(session::failure)?;
-        match args.output.output {
+        match args.run.output.output {
             Output::Json => report::print_json(&prepared.plan)?,
             Output::Text => report::print(&prepared.plan.to_string())?,
         }
         return if prepared.plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) };
     }
     let plan = install::rollback(&cluster, &installation, args.revision).await.map_err(session::failure)?;
-    if args.output.output == Output::Text && !global.quiet {
+    if args.run.output.output == Output::Text && !global.quiet {
         report::print(&format!("rolled back: {}", plan.counts()))?;
     }
     Ok(())

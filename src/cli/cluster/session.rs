@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::super::Global;
 use super::super::exit::{Code, Failure};
-use super::super::{Global, report};
 use crate::cluster::lock::LockError;
 use crate::cluster::record::{NAME, RecordError};
 use crate::cluster::wait::WaitError;
-use crate::cluster::{Cluster, Limits, Reporter, RequestError, client};
+use crate::cluster::{Cluster, Event, Limits, Reporter, RequestError, client};
 use crate::install::{AdoptError, InstallError};
 use crate::plan::Loss;
 
 /// Connects, and makes Ctrl-C end the run after the requests in flight; the
 /// second Ctrl-C ends it at once.
-pub(super) async fn open(
+pub(in crate::cli) async fn open(
     global: &Global,
     concurrency: u16,
     timeout: Duration,
@@ -24,12 +24,12 @@ pub(super) async fn open(
     let deadline = now() + timeout;
     let client = client::connect_until(global, deadline).await?;
     let interrupt = CancellationToken::new();
-    tokio::spawn(watch_signals(interrupt.clone(), global.clone()));
+    tokio::spawn(watch_signals(interrupt.clone(), reporter.clone()));
     let limits = Limits { concurrency: concurrency.into(), deadline };
     Ok(Cluster::new(client, limits, interrupt, reporter))
 }
 
-async fn watch_signals(interrupt: CancellationToken, global: Global) {
+async fn watch_signals(interrupt: CancellationToken, report: Reporter) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
         return;
@@ -42,8 +42,9 @@ async fn watch_signals(interrupt: CancellationToken, global: Global) {
         if round > 0 {
             std::process::exit(Code::Interrupted as i32);
         }
+        // First: the run may end at once.
+        report(Event::Stopping);
         interrupt.cancel();
-        report::message(&global, "stopping after the requests in flight; once more stops at once");
     }
 }
 
@@ -53,7 +54,7 @@ fn now() -> tokio::time::Instant {
 }
 
 /// An installation's error, with its exit code and how to mend it.
-pub(super) fn failure(error: InstallError) -> Failure {
+pub(in crate::cli) fn failure(error: InstallError) -> Failure {
     match error {
         InstallError::Apply(error) => request(error),
         InstallError::Observe(mut errors) if errors.len() == 1 => match errors.pop() {

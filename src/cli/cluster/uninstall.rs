@@ -1,12 +1,10 @@
 //! `bko-install cluster uninstall`.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use super::super::exit::{Code, Failure};
-use super::super::{Global, Output, OutputArgs, report};
-use super::{LimitArgs, WhereArgs, bundle, session};
+use super::super::{Global, Output, report};
+use super::{RunArgs, WhereArgs, bundle, session};
 use crate::install::{self, InstallError, Scope, StopPoint};
 
 /// Remove everything, in reverse.
@@ -15,15 +13,9 @@ pub struct UninstallArgs {
     /// Which installation.
     #[command(flatten)]
     pub place: WhereArgs,
-    /// How to print events.
+    /// How it is told, and what it may take.
     #[command(flatten)]
-    pub output: OutputArgs,
-    /// Limits.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-    /// How long the whole run may take
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
+    pub run: RunArgs,
     /// Delete the caches of all projects, too; they cannot be brought back
     #[arg(long)]
     pub delete_caches: bool,
@@ -39,8 +31,9 @@ pub struct UninstallArgs {
 }
 
 pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
-    let reporter = if args.dry_run { report::warnings(global) } else { report::reporter(global, args.output.output) };
-    let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
+    let reporter =
+        if args.dry_run { report::warnings(global) } else { report::reporter(global, args.run.output.output) };
+    let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
     let Some(namespace) = bundle::namespace(&cluster, &args.place.bundle()).await? else {
         report::message(global, "nothing is installed in this cluster");
         return Ok(());
@@ -48,12 +41,12 @@ pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Fail
     let scope = Scope { delete_caches: args.delete_caches, cut_builds: args.cut_builds };
     if args.dry_run {
         let removal = install::prepare_uninstall(&cluster, &namespace, scope).await.map_err(session::failure)?;
-        print(&removal, args.output.output)?;
+        print(&removal, args.run.output.output)?;
         return Err(Failure::silent(Code::ChangesPending));
     }
     match install::uninstall(&cluster, &namespace, scope, args.stop_after).await {
         Ok(removal) => {
-            if args.output.output == Output::Text && !global.quiet {
+            if args.run.output.output == Output::Text && !global.quiet {
                 let kept = removal.kept.iter().map(|kept| format!("\nkept {}: {}", kept.id, kept.why));
                 report::print(&format!("uninstalled{}", kept.collect::<String>()))?;
             }

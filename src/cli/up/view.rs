@@ -10,10 +10,10 @@ use jiff::Timestamp;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::screen::{Screen, Size, size};
 use crate::cli::ps::changes::Changes;
 use crate::cli::ps::table::{self, Look};
 use crate::cli::report;
+use crate::cli::screen::{Screen, Size, size};
 use crate::local::farm::Farm;
 use crate::provisioner::Provisioner as _;
 use crate::provisioner::project::{Phase, Selection, Summary};

@@ -74,6 +74,10 @@ pub struct FarmArgs {
     /// Secret with ca.pem, cert.pem and key.pem of the daemons
     #[arg(long, value_name = "NAME", default_value = "buildkit-daemon-certs")]
     pub daemon_certs_secret: String,
+    /// Whether that Secret is cert-manager's, with ca.crt, tls.crt and tls.key
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = clap::ArgAction::Set)]
+    pub cert_manager_certs: bool,
     /// ConfigMap with the buildkitd.toml that all daemons begin with, if it exists
     #[arg(long, value_name = "NAME", default_value = "buildkitd-config")]
     pub buildkitd_configmap: String,
@@ -225,6 +229,7 @@ impl TryFrom<&FarmArgs> for Settings {
             proxy: proxy(args),
             registry_ca: args.registry_ca_file.as_ref().map(registry_ca).transpose()?.unwrap_or_default(),
             certs_secret: args.daemon_certs_secret.clone(),
+            cert_manager_certs: args.cert_manager_certs,
             storage_class: some(&args.default_storage_class),
             cache_kind: args.cache_kind,
             cache_volume_gi: args.cache_volume_gi,

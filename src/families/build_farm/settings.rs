@@ -36,6 +36,8 @@ pub struct Settings {
     pub registry_ca: String,
     /// Secret with `ca.pem`, `cert.pem`, `key.pem` of the daemons.
     pub certs_secret: String,
+    /// Whether it has cert-manager's keys instead: `ca.crt`, `tls.crt`, `tls.key`.
+    pub cert_manager_certs: bool,
     /// StorageClass stamped on new projects; the cluster's default when absent.
     pub storage_class: Option<String>,
     /// Where caches are kept.
@@ -83,6 +85,7 @@ impl Default for Settings {
             proxy: Vec::new(),
             registry_ca: String::new(),
             certs_secret: "buildkit-daemon-certs".to_owned(),
+            cert_manager_certs: false,
             storage_class: None,
             cache_kind: CacheKind::default(),
             cache_volume_gi: 60,

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::dns::{self, Addresses};
-use super::super::{Check, Finding, Report};
+use super::super::{Check, Finding, Report, secrets};
 use super::route_service;
 use crate::certificate::issue::{LiveSecrets, rehearse};
 use crate::certificate::{CertificateSpec, Decision, LiveCertificate, LiveSecret};
@@ -28,24 +28,43 @@ pub async fn after(cluster: &Cluster, rendered: &Rendered) -> Result<Report, Req
     Ok(Report::new(certificates.into_iter().chain(route).chain(dns).collect()))
 }
 
-async fn certificates(cluster: &Cluster, rendered: &Rendered) -> Result<Vec<Finding>, RequestError> {
+/// The Secrets that others make.
+pub(super) async fn provided(cluster: &Cluster, rendered: &Rendered) -> Result<Vec<Finding>, RequestError> {
+    match secrets(cluster, secrets::places(rendered)).await? {
+        Ok(live) => Ok(secrets::findings(rendered, &secrets::gaps(rendered, &live, Timestamp::now()))),
+        Err(path) => Ok(vec![Check::Secrets.unseen(&format!("get secret {path}"))]),
+    }
+}
+
+/// Live Secrets; the path of one that may not be looked at.
+async fn secrets(
+    cluster: &Cluster,
+    places: Vec<(String, String)>,
+) -> Result<Result<LiveSecrets, String>, RequestError> {
     let mut live = LiveSecrets::new();
-    for spec in &rendered.certificates {
-        let path = format!("/api/v1/namespaces/{}/secrets/{}", spec.namespace, spec.secret);
-        match cluster.ask(&path).await? {
+    for (namespace, name) in places {
+        match cluster.ask(&format!("/api/v1/namespaces/{namespace}/secrets/{name}")).await? {
             Answer::Yes(secret) => {
                 if let Ok(secret) = LiveSecret::from_manifest(&secret) {
-                    live.insert((spec.namespace.clone(), spec.secret.clone()), secret);
+                    live.insert((namespace, name), secret);
                 }
             }
-            Answer::No { forbidden: true, .. } => {
-                return Ok(vec![Check::Certificates.unseen(&format!("get secret {}", spec.secret_path()))]);
-            }
+            Answer::No { forbidden: true, .. } => return Ok(Err(format!("{namespace}/{name}"))),
             Answer::No { .. } => {}
         }
     }
+    Ok(Ok(live))
+}
+
+async fn certificates(cluster: &Cluster, rendered: &Rendered) -> Result<Vec<Finding>, RequestError> {
+    let specs = rendered.declarations().certificates;
+    let places = specs.iter().map(|spec| (spec.namespace.clone(), spec.secret.clone())).collect();
+    let live = match secrets(cluster, places).await? {
+        Ok(live) => live,
+        Err(path) => return Ok(vec![Check::Certificates.unseen(&format!("get secret {path}"))]),
+    };
     let now = Timestamp::now();
-    let outcomes = match rehearse(&rendered.certificates, &live, now) {
+    let outcomes = match rehearse(&specs, &live, now) {
         Ok(outcomes) => outcomes,
         Err(error) => {
             let hint = error.hint().unwrap_or_else(|| "`bko-install certs list` shows them".into());

@@ -48,8 +48,8 @@ impl Bundled {
         declared: &str,
         objects: &str,
     ) -> anyhow::Result<()> {
-        let objects = objects.replace("NS", &self.names.operator);
-        let declared = declared.replace("NS", &self.names.operator);
+        let objects = fill(objects, &self.names.operator);
+        let declared = fill(declared, &self.names.operator);
         let images = images(name, &objects);
         self.write(&format!("manifests/{name}/component.yaml"), &format!("description: {name}\n{declared}{images}"))?;
         self.write(&format!("manifests/{name}/objects.yaml"), &objects)?;
@@ -62,7 +62,7 @@ impl Bundled {
 
     /// Adds a template to a component.
     pub(super) fn template(&self, component: &str, text: &str) -> anyhow::Result<()> {
-        self.write(&format!("manifests/{component}/template.yaml.j2"), &text.replace("NS", &self.names.operator))
+        self.write(&format!("manifests/{component}/template.yaml.j2"), &fill(text, &self.names.operator))
     }
 
     /// Takes a component out.
@@ -118,7 +118,7 @@ impl Bundled {
         kubectl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Command::from(kubectl).spawn()?;
         let mut input = child.stdin.take().context("no input")?;
-        input.write_all(manifest.replace("NS", self.namespace()).as_bytes()).await?;
+        input.write_all(fill(manifest, &self.names.operator).as_bytes()).await?;
         drop(input);
         let output = child.wait_with_output().await?;
         let err = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -174,4 +174,21 @@ fn images(component: &str, objects: &str) -> String {
     };
     let values: String = names.iter().zip(&found).map(value).collect();
     format!("images: [{}]\nvalues:\n{values}", names.join(", "))
+}
+
+/// Puts the namespace where `NS` stands by itself: random text may hold these
+/// letters, too.
+fn fill(text: &str, namespace: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '=' | '_');
+    let mut filled = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("NS") {
+        let before = rest[..at].chars().next_back().or(filled.chars().next_back());
+        let (head, tail) = (&rest[..at], &rest[at + 2..]);
+        let alone = !before.is_some_and(is_word) && !tail.chars().next().is_some_and(is_word);
+        filled += head;
+        filled += if alone { namespace } else { "NS" };
+        rest = tail;
+    }
+    filled + rest
 }

@@ -189,7 +189,7 @@ fn kubectl_apply(cluster: &Cluster, documents: &[Value]) -> anyhow::Result<()> {
     let output = cluster
         .tools()
         .command("kubectl")
-        .args(["apply", "--kubeconfig"])
+        .args(["apply", "--server-side", "--force-conflicts", "--kubeconfig"])
         .arg(cluster.kubeconfig())
         .args(["--filename"])
         .arg(file.path())

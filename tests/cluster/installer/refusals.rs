@@ -68,7 +68,9 @@ pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster
     args[position + 1] = file.path().into();
     let output = Command::new(env!("CARGO_BIN_EXE_bko-install")).args(args).output().await?;
     let run = Run::new(output)?.expect(1);
-    run.says(&format!("may not create, delete, patch deployments.apps \"{SERVER}\", \"buildkit-operator-gateway\" in"));
+    run.says(&format!(
+        "may not create, delete, patch, update deployments.apps \"{SERVER}\", \"buildkit-operator-gateway\" in"
+    ));
     run.says(&format!("in namespace \"{operator}\""));
     run.says("let user \"system:serviceaccount:");
     assert_eq!(texts(&farm.writes().await?), [""; 0]);

@@ -29,6 +29,8 @@ pub(super) async fn another_image_and_back(farm: &Installation<'_>) -> anyhow::R
     process::output(image).await?;
     farm.node.import(archive.as_ref()).await?;
 
+    // A gateway that is rolled lets builds go on for as long: the profile's 30 s are for short ones.
+    init(farm, &["--set=gateway.drainSeconds=300"]).await?;
     let (route, uid) = daemon(farm, "upgraded").await?;
     let build = farm.begin(&route.endpoint, "upgraded", STEP).await?;
     let first = image_of(farm).await?;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, DownwardAPIVolumeFile, DownwardAPIVolumeSource, EmptyDirVolumeSource, EnvVar, ExecAction,
-    LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, PodSpec, PodTemplateSpec, Probe,
-    ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
+    KeyToPath, LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, PodSpec, PodTemplateSpec,
+    Probe, ResourceRequirements, SecretVolumeSource, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -206,6 +206,13 @@ fn resources(project: &Valid<'_>, settings: &Settings) -> ResourceRequirements {
     ResourceRequirements { requests: Some(requests), ..asked.clone() }
 }
 
+/// Keys of cert-manager's Secrets, and the names that the daemon is given.
+const CERT_MANAGER_KEYS: [(&str, &str); 3] = [("ca.crt", "ca.pem"), ("tls.crt", "cert.pem"), ("tls.key", "key.pem")];
+
+fn key_to_path((key, path): (&str, &str)) -> KeyToPath {
+    KeyToPath { key: key.to_owned(), path: path.to_owned(), mode: None }
+}
+
 fn volumes(project: &Valid<'_>, settings: &Settings) -> Vec<Volume> {
     let mut volumes = vec![
         empty_dir("run"),
@@ -213,6 +220,7 @@ fn volumes(project: &Valid<'_>, settings: &Settings) -> Vec<Volume> {
             name: "certs".to_owned(),
             secret: Some(SecretVolumeSource {
                 secret_name: Some(settings.certs_secret.clone()),
+                items: settings.cert_manager_certs.then(|| CERT_MANAGER_KEYS.map(key_to_path).to_vec()),
                 default_mode: Some(0o440),
                 ..SecretVolumeSource::default()
             }),

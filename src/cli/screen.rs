@@ -1,19 +1,47 @@
 //! A terminal whose last lines are drawn over while those above scroll. Every
-//! change is one write, so that nothing flickers. [`Block`] is pure.
+//! change is one write, so that nothing flickers. `Block` is pure.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use clap::Args;
+
+use super::Global;
+
+/// What the environment says of the terminal.
+#[derive(Clone, Debug, Default, Args)]
+pub struct TerminalArgs {
+    /// Never use colour, whatever its value (see <https://no-color.org>)
+    #[arg(long, env = "NO_COLOR", hide = true, default_value = "")]
+    no_color_by_environment: String,
+    /// What the terminal can do.
+    #[arg(long, env = "TERM", hide = true, hide_env = true, default_value = "")]
+    terminal: String,
+}
+
+impl TerminalArgs {
+    /// The terminal, if there is one that can be drawn on.
+    pub(in crate::cli) fn screen(&self, global: &Global) -> Option<Screen> {
+        let draws = io::stdout().is_terminal() && !matches!(self.terminal.as_str(), "" | "dumb");
+        (draws && !global.quiet).then(Screen::default)
+    }
+
+    /// Whether there may be colour.
+    pub(in crate::cli) fn colour(&self, global: &Global) -> bool {
+        !global.no_color && self.no_color_by_environment.is_empty()
+    }
+}
 
 /// Columns and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Size {
-    pub(super) columns: u16,
-    pub(super) rows: u16,
+pub(in crate::cli) struct Size {
+    pub(in crate::cli) columns: u16,
+    pub(in crate::cli) rows: u16,
 }
 
 /// What is drawn at the end of the screen.
 #[derive(Debug, Default)]
-pub(super) struct Block {
+pub(in crate::cli) struct Block {
     lines: Vec<String>,
     /// Columns of each line as it is on the screen.
     drawn: Vec<usize>,
@@ -22,7 +50,7 @@ pub(super) struct Block {
 impl Block {
     /// What to write so that `said` scrolls by above, and the block is `lines`
     /// from now on, if any are given.
-    pub(super) fn draw(&mut self, said: &str, lines: Option<Vec<String>>, size: Size) -> String {
+    pub(in crate::cli) fn draw(&mut self, said: &str, lines: Option<Vec<String>>, size: Size) -> String {
         let columns = usize::from(size.columns.max(1));
         // A terminal that has become narrower has broken what is on it.
         let above: usize = self.drawn.iter().map(|drawn| drawn.div_ceil(columns).max(1)).sum();
@@ -58,16 +86,16 @@ fn columns_of(line: &str) -> usize {
 
 /// Standard output as such a terminal; clones are the same one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Screen(Arc<Mutex<Block>>);
+pub(in crate::cli) struct Screen(Arc<Mutex<Block>>);
 
 impl Screen {
     /// Lines that scroll.
-    pub(super) fn say(&self, text: &str) {
+    pub(in crate::cli) fn say(&self, text: &str) {
         self.write(text, None);
     }
 
     /// What stands below them.
-    pub(super) fn show(&self, lines: Vec<String>) {
+    pub(in crate::cli) fn show(&self, lines: Vec<String>) {
         self.write("", Some(lines));
     }
 
@@ -75,6 +103,8 @@ impl Screen {
         let mut block: MutexGuard<'_, Block> = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = block.draw(said, lines, size());
         let mut out = io::stdout().lock();
+        // Terminals that know it show the whole of it at once; the others ignore it.
+        let text = format!("\x1b[?2026h{text}\x1b[?2026l");
         // Whoever does not read it does not want it.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
@@ -93,7 +123,7 @@ impl Write for Screen {
 }
 
 /// Of the terminal at this moment.
-pub(super) fn size() -> Size {
+pub(in crate::cli) fn size() -> Size {
     match rustix::termios::tcgetwinsize(io::stdout()) {
         Ok(size) if size.ws_col > 0 => Size { columns: size.ws_col, rows: size.ws_row.max(2) },
         _ => Size { columns: 80, rows: 24 },

@@ -342,7 +342,7 @@ pub(crate) async fn a_broken_daemon_on_an_old_template_is_rolled_at_once(cluster
     let warm = |p: &BuildProject| p.status_or_default().phase == Some(Phase::Warm);
     let project = farm::until(&cluster, &farm.namespace, KEY, "warm again", warm).await?;
     ensure!(reason(&project, "Degraded").is_empty());
-    ensure!(farm.play.ready(POD).is_some_and(|pod| pod != before), "still the broken pod");
+    ensure!(farm.play.wait_ready(POD, SOON).await? != before, "still the broken pod");
     let set = api::<StatefulSet>(&cluster, &farm).get(DAEMON).await?;
     ensure!(image(Some(&set)).as_deref() == Some("example.org/new:1"));
     let told = until_told(&cluster, &farm, "Rolled").await?;

@@ -30,10 +30,10 @@ async fn used_and_released(server: &Server) -> anyhow::Result<()> {
 }
 
 async fn held(cluster: &Cluster, farm: &Farm, by: &str) -> anyhow::Result<()> {
-    let pod = farm.play.ready(POD);
+    let pod = farm.play.wait_ready(POD, SOON).await?;
     tokio::time::sleep(HELD).await;
     ensure!(farm::replicas(cluster, &farm.namespace, KEY).await? == 1, "taken down in spite of {by}");
-    ensure!(farm.play.ready(POD) == pod, "restarted in spite of {by}");
+    ensure!(farm.play.ready(POD).as_ref() == Some(&pod), "restarted in spite of {by}");
     Ok(())
 }
 

@@ -107,7 +107,8 @@ impl Play {
         self.shared.companions.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
     }
 
-    /// When, and at which address, a pod was made Ready.
+    /// When, and at which address, a pod was made Ready. The cluster may see
+    /// that a moment earlier: [`Play::wait_ready`] asks for a pod that is.
     pub(crate) fn ready(&self, pod: &str) -> Option<Ready> {
         self.shared.ready().get(pod).cloned()
     }

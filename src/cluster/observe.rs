@@ -154,12 +154,10 @@ impl<'a> Bundle<'a> {
 
     /// Whether nothing is to be done, or to be asked, about a live object.
     fn settled(&self, object: &Object, live: &Value) -> bool {
-        let adoption = self.consent.adopt || plan::is_ours(live);
-        !self.consent.look
-            && plan::tracker(&object.id, live).is_none()
-            && plan::helm_release(live).is_none()
-            && !(adoption && !plan::predecessors(live).is_empty())
-            && plan::is_settled(live, &object.body)
+        let adopts = self.consent.adopt || plan::is_ours(live);
+        let inherits = adopts && !plan::predecessors(live).is_empty();
+        let others = plan::tracker(&object.id, live).is_some() || plan::helm_release(live).is_some();
+        !self.consent.look && !inherits && !others && plan::is_settled(live, &object.body)
     }
 
     /// Whether this creation has passed a dry run already.

@@ -19,6 +19,7 @@ mod settled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -26,7 +27,7 @@ use sha2::{Digest, Sha256};
 
 pub use check::{Fault, check};
 pub use definition::{Tightened, Tightening, dropped_served, dropped_stored, storage, tightened, violates};
-pub use difference::{FieldChange, MASK, difference, mask};
+pub use difference::{FieldChange, MASK, difference, is_secret, mask};
 pub use order::Wave;
 pub use ownership::{
     Consent, Contested, FieldConflict, FieldPolicy, HelmRelease, Policy, Resolution, drop_placeholders, helm_release,
@@ -201,7 +202,7 @@ impl Action {
 
 /// A manifest that never shows Secret data when it is printed.
 #[derive(Clone, PartialEq)]
-pub struct Body(Value);
+pub struct Body(Arc<Value>);
 
 impl Body {
     /// The manifest as it goes to the API server.
@@ -211,7 +212,7 @@ impl Body {
 
     /// The manifest with Secret data masked.
     pub fn masked(&self) -> Value {
-        mask(self.0.clone())
+        mask(Value::clone(&self.0))
     }
 
     fn serialize_masked<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -350,7 +351,7 @@ fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
         action,
         live,
         digest: digest(&object.body),
-        body: Body(without(object.body.clone(), &means.yields)),
+        body: Body(without(&object.body, &means.yields)),
         means,
     }
 }

@@ -3,6 +3,7 @@
 //! written.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use serde_json::Value;
@@ -217,7 +218,7 @@ async fn observe_one(
 async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError> {
     let mut id = object.id.clone();
     id.namespace = Some("default".into());
-    let mut body = object.body.clone();
+    let mut body = Value::clone(&object.body);
     body["metadata"]["namespace"] = "default".into();
     match cluster.apply(&id, &body, Mode::DryRun { force: true }).await {
         Ok(_) => Ok(()),
@@ -314,7 +315,7 @@ async fn apply_as_allowed(
     let policy = bundle.policies.get(&object.component).unwrap_or(&none);
     // What is left to its owner may make room for the next conflict.
     for _ in 0..4 {
-        let body = plan::without(object.body.clone(), &means.yields);
+        let body = plan::without(&object.body, &means.yields);
         let conflicts = match cluster.apply(&object.id, &body, Mode::DryRun { force: means.force }).await {
             Err(RequestError::Conflict { conflicts, .. }) => conflicts,
             other => return other,
@@ -352,7 +353,7 @@ async fn replace(
 async fn anew(cluster: &Cluster, object: &Object) -> Result<Value, RequestError> {
     let mut new = object.clone();
     new.id.name = format!("{}-anew", object.id.name.chars().take(50).collect::<String>());
-    new.body["metadata"]["name"] = new.id.name.as_str().into();
+    Arc::make_mut(&mut new.body)["metadata"]["name"] = new.id.name.as_str().into();
     let mut predicted = cluster.apply(&new.id, &new.body, Mode::DryRun { force: false }).await?;
     predicted["metadata"]["name"] = object.id.name.as_str().into();
     Ok(predicted)

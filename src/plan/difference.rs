@@ -79,7 +79,8 @@ pub fn mask(mut object: Value) -> Value {
     object
 }
 
-pub(super) fn is_secret(object: &Value) -> bool {
+/// Whether an object is a Secret.
+pub fn is_secret(object: &Value) -> bool {
     object.get("apiVersion").is_some_and(|v| v == "v1") && object.get("kind").is_some_and(|k| k == "Secret")
 }
 

@@ -3,7 +3,7 @@
 //! Synthetic bundles are installed, installed again, changed and pruned, beside
 //! `kubectl apply --server-side` of the same objects, with foreign definitions
 //! in the cluster and latency on the way to it. `BKO_REPEAT=full` measures every
-//! combination. Prints a table for `docs/performance.md`.
+//! combination, `BKO_CASE=1000,0,10` one. Prints a table for `docs/performance.md`.
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "speaks to a person")]
@@ -41,9 +41,14 @@ type Case = (usize, usize, u64);
 /// What `make bench` takes the time for.
 const QUICK: &[Case] = &[(100, 0, 0), (1000, 0, 0), (1000, 0, 10), (1000, 150, 0)];
 
-fn cases() -> Vec<Case> {
+fn cases() -> anyhow::Result<Vec<Case>> {
+    if let Ok(case) = std::env::var("BKO_CASE") {
+        let numbers: Vec<u64> = case.split(',').map(str::parse).collect::<Result<_, _>>().context("BKO_CASE")?;
+        let [objects, foreign, latency] = numbers[..] else { anyhow::bail!("BKO_CASE is not like 1000,0,10") };
+        return Ok(vec![(usize::try_from(objects)?, usize::try_from(foreign)?, latency)]);
+    }
     if std::env::var("BKO_REPEAT").as_deref() != Ok("full") {
-        return QUICK.to_vec();
+        return Ok(QUICK.to_vec());
     }
     let mut cases = Vec::new();
     // Definitions only become more, so that each is made once.
@@ -52,16 +57,16 @@ fn cases() -> Vec<Case> {
             cases.extend([100, 1000, 3000].map(|objects| (objects, foreign, latency)));
         }
     }
-    cases
+    Ok(cases)
 }
 
 async fn run(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     println!("load before: {}", std::fs::read_to_string("/proc/loadavg")?.trim());
     println!(
-        "\n| objects | foreign CRDs | latency, ms | step | bko-install, s | MiB | requests | kubectl, s | MiB | requests |\n|---|---|---|---|---|---|---|---|---|---|"
+        "\n| objects | foreign CRDs | latency, ms | step | bko-install, s | CPU, s | server's CPU, s | MiB | requests | kubectl, s | CPU, s | server's CPU, s | MiB | requests |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     );
     let mut foreign = 0;
-    for (number, case) in cases().into_iter().enumerate() {
+    for (number, case) in cases()?.into_iter().enumerate() {
         define_foreign(&cluster, foreign..case.1).await?;
         foreign = foreign.max(case.1);
         measure::settle().await?;

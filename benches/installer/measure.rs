@@ -46,7 +46,13 @@ impl Measured {
         let (elapsed, server) = (begun.elapsed().as_secs_f64(), seconds(spent()?.saturating_sub(before)));
         let words = words.await??;
         ensure!(status.success(), "{agent} ended with {status}: {words}");
-        Ok(Self { seconds: elapsed, processor, server, mebibytes, requests: cluster.audit().requests_by(agent, since).await? })
+        Ok(Self {
+            seconds: elapsed,
+            processor,
+            server,
+            mebibytes,
+            requests: cluster.audit().requests_by(agent, since).await?,
+        })
     }
 }
 

@@ -119,6 +119,72 @@ fn a_plan_reads_as_it_is_carried_out() {
     "#);
 }
 
+/// What a change of these values reads like.
+fn told(before: &Value, after: &Value) -> String {
+    let live = json!({"spec": {"value": before}});
+    let changes = difference(&live, &json!({"spec": {"value": after}}));
+    changes.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_change_shows_what_differs_and_little_else() {
+    let arguments = ["--listen=0.0.0.0:1", "--roles=gateway", "--domain=a.example", "--level=info"];
+    let more = ["--listen=0.0.0.0:1", "--new", "--roles=gateway", "--domain=a.example", "--level=info"];
+    insta::assert_snapshot!(told(&json!(arguments), &json!(more)), @r#"
+             .spec.value:
+                 "--listen=0.0.0.0:1"
+               + "--new"
+                 "--roles=gateway"
+                 "--domain=a.example"
+    "#);
+    insta::assert_snapshot!(told(&json!(["a", "b"]), &json!(["a", "c"])), @r#"             .spec.value[1]: "b" → "c""#);
+
+    let entry =
+        |name: &str, domain: &str| json!({"name": name, "domains": [domain, "localhost"], "key": "k".repeat(40)});
+    let old = json!([entry("one", "a.example"), entry("two", "b.example")]).to_string();
+    let new = json!([entry("one", "a.example"), entry("two", "c.example")]).to_string();
+    insta::assert_snapshot!(told(&json!(old), &json!(new)), @r#"
+    .spec.value:
+            "name": "two",
+            "domains": [
+      -       "b.example",
+      +       "c.example",
+              "localhost"
+            ],
+    "#);
+
+    let long = |middle: &str| format!("{}{middle}{}", "x".repeat(300), "y".repeat(300));
+    let told = told(&json!(long("one")), &json!(long("two")));
+    insta::assert_snapshot!(told, @".spec.value: …xxxxxxxxxxxxxxxxxxxxoneyyyyyyyyyyyyyyyyyyyy… → …xxxxxxxxxxxxxxxxxxxxtwoyyyyyyyyyyyyyyyyyyyy…");
+
+    let new = difference(&json!({"spec": {}}), &json!({"spec": {"value": entry(&"n".repeat(80), "a")}}));
+    insta::assert_snapshot!(new[0], @r#"
+    .spec.value:
+      + {
+      +   "name": "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn",
+      +   "domains": [
+      +     "a",
+      +     "localhost"
+      +   ],
+      +   "key": "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"
+      + }
+    "#);
+}
+
+#[test]
+fn fields_that_only_change_hands_are_named() {
+    let owned = |fields: Value| {
+        json!({"metadata": {"managedFields": [
+            {"manager": "bko-install", "operation": "Apply", "fieldsV1": fields}]}})
+    };
+    let (few, many) = (json!({"f:spec": {"f:a": {}}}), json!({"f:spec": {"f:b": {}, "f:c": {}}}));
+    let changes = difference(&owned(few), &owned(many));
+    insta::assert_snapshot!(changes[0], @"
+    no longer ours, with the same value: .spec.a
+    ours from now on, with the same value: .spec.b, .spec.c
+    ");
+}
+
 #[test]
 fn a_plan_for_programs_has_the_same_vocabulary_and_no_secret() {
     let (plan, _) = example_plan();

@@ -6,6 +6,7 @@
 pub mod apply;
 mod ask;
 mod blame;
+mod bulk;
 pub mod client;
 mod definition;
 mod delete;

@@ -96,7 +96,8 @@ pub async fn release_values(cluster: &Cluster, namespace: &str) -> Result<Vec<(H
 async fn releases(cluster: &Cluster, observed: &Observations, namespace: &str) -> Result<Vec<Release>, AdoptError> {
     let live = observed.values().filter_map(|observation| match observation {
         Observation::Present { live, .. } | Observation::Immutable { live, .. } => Some(live),
-        Observation::Absent | Observation::Unserved => None,
+        // What is settled belongs to no release.
+        Observation::Absent | Observation::Unserved | Observation::Settled { .. } => None,
     });
     let named: BTreeSet<HelmRelease> = live.filter_map(plan::helm_release).collect();
     let mut namespaces: BTreeSet<&str> = named.iter().map(|release| release.namespace.as_str()).collect();

@@ -14,6 +14,7 @@ mod preflight;
 mod refusals;
 mod removal;
 mod runs;
+mod settled;
 mod terminal;
 mod weather;
 
@@ -30,6 +31,7 @@ pub(crate) use preflight::*;
 pub(crate) use refusals::*;
 pub(crate) use removal::*;
 pub(crate) use runs::*;
+pub(crate) use settled::*;
 pub(crate) use terminal::*;
 pub(crate) use weather::*;
 

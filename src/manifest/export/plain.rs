@@ -11,7 +11,7 @@ const SHOWN: u32 = 86_400;
 /// Nobody prunes what is applied by hand: the first step goes by itself when it
 /// has been seen. GitOps prunes it, and would make one that is gone anew.
 fn mortal(object: &Object) -> Value {
-    let mut body = object.body.clone();
+    let mut body = (*object.body).clone();
     if object.component == BOOTSTRAP.1 && object.id.kind == "Job" {
         body["spec"]["ttlSecondsAfterFinished"] = SHOWN.into();
     }

@@ -82,7 +82,7 @@ pub fn install(rendered: &Rendered, known: &Known, besides: &Besides) -> Needs {
         }
     }
     beside(to, besides, plurals);
-    let ours = rendered.objects.iter().filter(|object| is_role(&object.id)).map(|object| &object.body);
+    let ours = rendered.objects.iter().filter(|object| is_role(&object.id)).map(|object| &*object.body);
     needs.grants = grants(ours.chain(roles));
     checks(&mut needs.checks, rendered);
     needs

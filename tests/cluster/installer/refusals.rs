@@ -61,7 +61,7 @@ pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster
     for verb in ["init", "plan", "check"] {
         let run = run_as(&nobody, farm.command(verb, &[])).await?.expect(1);
         let told = format!("{}{}", run.out, run.err);
-        for lacking in ["configmaps in namespace", "deployments.apps", "--print-rbac --service-account"] {
+        for lacking in ["configmaps", "deployments.apps", "--print-rbac --service-account"] {
             assert!(told.contains(lacking), "{verb}: no {lacking} in\n{told}");
         }
     }

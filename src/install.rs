@@ -66,7 +66,8 @@ impl Options {
         Consent { adopt: self.adopt, force: self.force_conflicts, look: false }
     }
 
-    fn leaves(&self, component: &str) -> bool {
+    /// Whether a run leaves a component as it is.
+    pub fn leaves(&self, component: &str) -> bool {
         let named = |list: &[String]| list.iter().any(|name| name == component);
         named(&self.skip) || (!self.only.is_empty() && !named(&self.only))
     }

@@ -73,6 +73,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::an_image_that_is_missing_ends_the_run_at_once),
         test!(installer::what_is_not_ready_in_time_is_exit_code_4),
         test!(installer::a_quota_that_is_used_up_is_the_reason_told),
+        test!(installer::a_failure_that_a_run_has_mended_is_waited_out).limit(Duration::from_secs(180)),
         test!(installer::what_somebody_changed_is_planned_back),
         test!(installer::a_cluster_is_checked_and_then_what_is_installed_too),
         test!(installer::the_printed_roles_suffice_and_each_of_their_rules_is_needed).limit(Duration::from_secs(240)),

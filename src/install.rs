@@ -18,7 +18,7 @@ use jiff::Timestamp;
 
 pub use adopt::{AdoptError, unadopt};
 pub use fault::{ParseStopPoint, StopPoint};
-pub use preflight::{Refusal, Reviewed, review};
+pub use preflight::{Refusal, Reviewed, beyond, review};
 pub use rollback::{prepare_rollback, rollback};
 pub use status::{ComponentStatus, LevelStatus, ObjectStatus, Status, status};
 pub use uninstall::{Removal, Scope, Step, prepare_uninstall, uninstall};
@@ -217,10 +217,11 @@ pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, Inst
         return Ok(plan);
     }
     run::brake(&plan, &wanted.options)?;
-    run::make_namespace(cluster, &plan, &wanted.rendered.operator_namespace).await?;
+    let made = run::make_namespace(cluster, &plan, &wanted.rendered.operator_namespace).await?;
     locked(cluster, &wanted.rendered.operator_namespace, async {
         // Looks again, now that nobody else writes, and carries out what it sees.
-        let prepared = prepare(cluster, wanted).await?;
+        let mut prepared = prepare(cluster, wanted).await?;
+        prepared.plan.made = usize::from(made);
         run::carry_out(cluster, wanted, prepared, Origin::Init).await
     })
     .await

@@ -7,7 +7,7 @@ use kube::core::{ApiResource, DynamicObject, Request, Resource as _, Status};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{Cluster, Event, retry};
+use super::{Cluster, Event, admission, retry};
 use crate::manifest::ObjectId;
 use crate::plan::{Cause, Contested, FieldConflict, HelmRelease, Loss};
 
@@ -56,7 +56,7 @@ pub enum RequestError {
         fields: Vec<Contested>,
     },
     /// A GitOps tool keeps the object as its repository says.
-    #[error("{object} belongs to {owner}, which would undo what is applied here")]
+    #[error("{object} belongs to {owner}, which would undo what is done here")]
     Tracked {
         /// The object.
         object: Box<ObjectId>,
@@ -107,6 +107,14 @@ pub enum RequestError {
     NotServed {
         /// The object.
         object: Box<ObjectId>,
+    },
+    /// A webhook could not be called until the deadline.
+    #[error("{webhook} does not answer, and the API server refuses what it is to see: {why}")]
+    Webhook {
+        /// `webhook "a" of ValidatingWebhookConfiguration "b"`.
+        webhook: String,
+        /// The last reason.
+        why: String,
     },
     /// The run's deadline has passed.
     #[error("cannot {request} before the deadline{}", last.as_ref().map(|l| format!(": {l}")).unwrap_or_default())]
@@ -256,11 +264,26 @@ impl Cluster {
                 None => ("no answer in time".to_owned(), None),
             };
             last = Some(why.clone());
-            if !self.pause(request, why, retry::pause(count, asked)).await? {
+            if !self.pause_for(request, why, retry::pause(count, asked)).await? {
                 break;
             }
         }
+        if let Some((webhook, why)) = last.as_deref().and_then(admission::failed) {
+            let webhook = admission::named(webhook, &self.holders(webhook).await.0);
+            return Err(RequestError::Webhook { webhook, why: why.to_owned() });
+        }
         Err(RequestError::Deadline { request: request.into(), last })
+    }
+
+    /// Waits before the next attempt. A webhook that fails is told of once.
+    async fn pause_for(&self, request: &str, why: String, delay: Duration) -> Result<bool, RequestError> {
+        let Some((webhook, cause)) = admission::failed(&why) else { return self.pause(request, why, delay).await };
+        let (holders, first) = self.holders(webhook).await;
+        if !first {
+            return self.rest(delay).await;
+        }
+        let why = format!("{} does not answer: {cause}", admission::named(webhook, &holders));
+        self.pause(request, why, delay).await
     }
 
     pub(super) async fn attempt<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
@@ -269,12 +292,18 @@ impl Cluster {
 
     /// Waits before the next attempt; false when the deadline does not allow one.
     pub(super) async fn pause(&self, request: &str, why: String, delay: Duration) -> Result<bool, RequestError> {
+        if now() + delay < self.limits.deadline {
+            let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            self.report(Event::Retrying { request: request.to_owned(), why, delay_ms });
+        }
+        self.rest(delay).await
+    }
+
+    async fn rest(&self, delay: Duration) -> Result<bool, RequestError> {
         let until = now() + delay;
         if until >= self.limits.deadline {
             return Ok(false);
         }
-        let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        self.report(Event::Retrying { request: request.to_owned(), why, delay_ms });
         tokio::select! {
             () = tokio::time::sleep_until(until) => Ok(true),
             () = self.interrupt.cancelled() => Err(RequestError::Interrupted),

@@ -16,6 +16,10 @@ use crate::preflight::Verdict;
 
 /// Print what `init` would do.
 #[derive(Debug, Args)]
+#[command(
+    after_long_help = "With --quiet, only the exit code tells whether there are changes. With --output json, a plan that \
+    cannot be made is a line of JSON, as the last event of `init` is."
+)]
 pub struct PlanArgs {
     /// Which bundle.
     #[command(flatten)]
@@ -38,6 +42,13 @@ pub struct PlanArgs {
 }
 
 pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> {
+    let output = args.output.output;
+    let result = look(args, global).await;
+    report::failed(output, &result);
+    result
+}
+
+async fn look(args: PlanArgs, global: &Global) -> Result<(), Failure> {
     let cluster = session::open(global, args.limits.concurrency, args.timeout, report::warnings(global)).await?;
     let wanted = bundle::wanted(&cluster, &args.bundle).await?;
     let options = options(args.allow, &args.choice, &wanted.rendered)?;
@@ -47,6 +58,8 @@ pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> 
         install::review(&cluster, &installation, prepared).await.map_err(session::failure)?;
     match args.output.output {
         Output::Json => report::print_json(&plan)?,
+        // The exit code says it all.
+        Output::Text if global.quiet => {}
         Output::Text => report::print(&text(&plan, global.verbose)?)?,
     }
     checks.with(Verdict::Warn).for_each(|finding| report::message(global, &finding.to_string()));

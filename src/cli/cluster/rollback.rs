@@ -32,6 +32,13 @@ pub struct RollbackArgs {
 }
 
 pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failure> {
+    let output = args.run.output.output;
+    let result = roll_back(args, global).await;
+    report::failed(output, &result);
+    result
+}
+
+async fn roll_back(args: RollbackArgs, global: &Global) -> Result<(), Failure> {
     let reporter =
         if args.dry_run { report::warnings(global) } else { report::reporter(global, args.run.output.output) };
     let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
@@ -47,6 +54,7 @@ pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failu
         let (_, prepared, _) = prepared.map_err(session::failure)?;
         match args.run.output.output {
             Output::Json => report::print_json(&prepared.plan)?,
+            Output::Text if global.quiet => {}
             Output::Text => report::print(&prepared.plan.to_string())?,
         }
         return if prepared.plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) };

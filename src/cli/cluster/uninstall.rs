@@ -31,6 +31,13 @@ pub struct UninstallArgs {
 }
 
 pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
+    let output = args.run.output.output;
+    let result = remove(args, global).await;
+    report::failed(output, &result);
+    result
+}
+
+async fn remove(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
     let reporter =
         if args.dry_run { report::warnings(global) } else { report::reporter(global, args.run.output.output) };
     let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
@@ -41,7 +48,11 @@ pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Fail
     let scope = Scope { delete_caches: args.delete_caches, cut_builds: args.cut_builds };
     if args.dry_run {
         let removal = install::prepare_uninstall(&cluster, &namespace, scope).await.map_err(session::failure)?;
-        print(&removal, args.run.output.output)?;
+        match args.run.output.output {
+            Output::Json => report::print_json(&removal)?,
+            Output::Text if global.quiet => {}
+            Output::Text => report::print(&removal.to_string())?,
+        }
         return Err(Failure::silent(Code::ChangesPending));
     }
     match install::uninstall(&cluster, &namespace, scope, args.stop_after).await {
@@ -58,12 +69,5 @@ pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Fail
             Ok(())
         }
         Err(error) => Err(session::failure(error)),
-    }
-}
-
-fn print(removal: &install::Removal, output: Output) -> Result<(), Failure> {
-    match output {
-        Output::Json => report::print_json(removal),
-        Output::Text => report::print(&removal.to_string()),
     }
 }

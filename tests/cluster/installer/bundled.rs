@@ -89,7 +89,7 @@ impl Bundled {
     pub(super) fn command(&self, verb: &str, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
         command.args(["cluster", verb]).arg("--kubeconfig").arg(self.cluster.kubeconfig());
-        if !matches!(verb, "init" | "plan") {
+        if !matches!(verb, "init" | "plan" | "check") {
             command.args(["--namespace", &self.names.operator]);
         } else {
             command.arg("--bundle").arg(self.folder.path());

@@ -25,7 +25,7 @@ help:
 	@echo 'make simulation run the simulation; with SEED=n, print one history'
 	@echo 'make build      make the static executable $(EXECUTABLE)'
 	@echo 'make tools      install what tests need: Debian packages, Kubernetes, BuildKit'
-	@echo 'make bench      measure the control plane, for docs/performance.md'
+	@echo 'make bench      measure control plane, one host and installer, for docs/performance.md'
 	@echo 'make lint       check format, lints, licences and documentation'
 
 tools:
@@ -67,7 +67,7 @@ demo-cluster: tools build
 
 # The program that measures is not what is measured: any profile will do.
 bench: tools build
-	cargo bench --locked --profile dev --bench control_plane --bench one_host
+	cargo bench --locked --profile dev --bench control_plane --bench one_host --bench installer
 
 lint:
 	cargo fmt --check

@@ -7,6 +7,7 @@ mod admission;
 pub mod apply;
 mod ask;
 mod blame;
+mod bulk;
 pub mod client;
 mod definition;
 mod delete;
@@ -59,7 +60,14 @@ impl Cluster {
     /// in flight; `report` is told what happens.
     pub fn new(client: kube::Client, limits: Limits, interrupt: CancellationToken, report: Reporter) -> Self {
         let limits = Limits { concurrency: limits.concurrency.max(1), ..limits };
-        Self { kinds: Arc::new(kinds::Kinds::new(client.clone())), client, limits, interrupt, report, webhooks: Arc::default() }
+        Self {
+            kinds: Arc::new(kinds::Kinds::new(client.clone())),
+            client,
+            limits,
+            interrupt,
+            report,
+            webhooks: Arc::default(),
+        }
     }
 
     /// The client, for requests that are none of an installation's.

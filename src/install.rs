@@ -25,9 +25,10 @@ pub use uninstall::{Removal, Scope, Step, prepare_uninstall, uninstall};
 
 use crate::certificate::issue::IssueError;
 use crate::cluster::lock::{self, LockError};
+use crate::cluster::observe::{self, Rehearsed};
 use crate::cluster::record::{self, RecordError};
 use crate::cluster::wait::WaitError;
-use crate::cluster::{Cluster, Event, RequestError, observe};
+use crate::cluster::{Cluster, Event, RequestError};
 use crate::manifest::{ObjectId, Rendered};
 use crate::plan::{Brake, Consent, Desired, Origin, Plan, PlanError, Record, Settings, plan};
 
@@ -177,11 +178,20 @@ pub struct Prepared {
 /// # Errors
 /// See [`InstallError`].
 pub async fn prepare(cluster: &Cluster, wanted: &Installation) -> Result<Prepared, InstallError> {
+    prepare_again(cluster, wanted, &Rehearsed::default()).await
+}
+
+/// The same, when a part of it has been rehearsed.
+async fn prepare_again(
+    cluster: &Cluster,
+    wanted: &Installation,
+    rehearsed: &Rehearsed,
+) -> Result<Prepared, InstallError> {
     let namespace = &wanted.rendered.operator_namespace;
     let installed = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
     let mut desired = desired::desired(cluster, &wanted.rendered).await?;
     desired::leave_out(&mut desired, installed.as_ref(), |component| wanted.options.leaves(component));
-    decide(cluster, wanted, desired, installed).await
+    decide(cluster, wanted, desired, installed, rehearsed).await
 }
 
 /// Decides how to get to what is desired.
@@ -190,9 +200,11 @@ async fn decide(
     wanted: &Installation,
     desired: Desired,
     installed: Option<Record>,
+    rehearsed: &Rehearsed,
 ) -> Result<Prepared, InstallError> {
     let Installation { rendered, settings, options } = wanted;
-    let observed = observe::observe(cluster, &desired.objects, &rendered.policies, options.consent()).await;
+    let (policies, consent) = (&rendered.policies, options.consent());
+    let observed = observe::observe(cluster, &desired.objects, policies, consent, rehearsed).await;
     let observed = observed.map_err(InstallError::Observe)?;
     let pruned = prune::pruned(cluster, &desired, installed.as_ref()).await?;
     let mut plan = plan(&desired, &observed, pruned, installed.as_ref(), settings).map_err(InstallError::Plan)?;
@@ -218,9 +230,11 @@ pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, Inst
     }
     run::brake(&plan, &wanted.options)?;
     let made = run::make_namespace(cluster, &plan, &wanted.rendered.operator_namespace).await?;
+    let rehearsed = Rehearsed::of(&plan);
+    drop(plan);
     locked(cluster, &wanted.rendered.operator_namespace, async {
         // Looks again, now that nobody else writes, and carries out what it sees.
-        let mut prepared = prepare(cluster, wanted).await?;
+        let mut prepared = prepare_again(cluster, wanted, &rehearsed).await?;
         prepared.plan.made = usize::from(made);
         run::carry_out(cluster, wanted, prepared, Origin::Init).await
     })

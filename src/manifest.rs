@@ -17,6 +17,7 @@ mod template;
 mod yaml;
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -102,8 +103,8 @@ pub struct Object {
     pub component: String,
     /// The level that it is applied in.
     pub runlevel: Runlevel,
-    /// The manifest.
-    pub body: Value,
+    /// The manifest. Plans and records share it.
+    pub body: Arc<Value>,
     /// `manifests/server/deployment.yaml.j2:12`, for messages.
     pub source: String,
 }

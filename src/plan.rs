@@ -16,9 +16,11 @@ mod print;
 mod prune;
 mod record;
 mod replace;
+mod settled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -26,7 +28,7 @@ use sha2::{Digest, Sha256};
 
 pub use check::{Fault, check};
 pub use definition::{Tightened, Tightening, dropped_served, dropped_stored, storage, tightened, violates};
-pub use difference::{FieldChange, MASK, difference, mask};
+pub use difference::{FieldChange, MASK, difference, is_secret, mask};
 pub use order::Wave;
 pub use ownership::{
     Consent, Contested, FieldConflict, FieldPolicy, HelmRelease, Policy, Resolution, drop_placeholders, helm_release,
@@ -35,6 +37,7 @@ pub use ownership::{
 pub use prune::{Brake, Deletion, Pruned, Remains};
 pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Settings};
 pub use replace::{Cause, Loss, immutable, loss};
+pub use settled::is_settled;
 
 use crate::manifest::{Object, ObjectId, Runlevel};
 
@@ -46,6 +49,11 @@ pub enum Observation {
     /// It does not exist, and its kind is not served yet: its definition comes
     /// with the bundle.
     Unserved,
+    /// It exists, and is as it should be: an apply would change nothing.
+    Settled {
+        /// Which object that is.
+        live: crate::readiness::Pin,
+    },
     /// It exists.
     Present {
         /// As it is.
@@ -198,7 +206,7 @@ impl Action {
 
 /// A manifest that never shows Secret data when it is printed.
 #[derive(Clone, PartialEq)]
-pub struct Body(Value);
+pub struct Body(Arc<Value>);
 
 impl Body {
     /// The manifest as it goes to the API server.
@@ -208,7 +216,7 @@ impl Body {
 
     /// The manifest with Secret data masked.
     pub fn masked(&self) -> Value {
-        mask(self.0.clone())
+        mask(Value::clone(&self.0))
     }
 
     fn serialize_masked<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -330,6 +338,7 @@ fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
     let pin = |live| Some(crate::readiness::Pin::of(live));
     let (action, live, means) = match observation {
         Observation::Absent | Observation::Unserved => (Action::Create, None, Means::default()),
+        Observation::Settled { live } => (Action::Unchanged, Some(live.clone()), Means::default()),
         Observation::Present { live, predicted, means } => {
             let mut changes = difference(live, predicted);
             if changes.is_empty() && !means.predecessors.is_empty() {
@@ -350,7 +359,7 @@ fn change(object: &Object, wave: Wave, observation: &Observation) -> Change {
         action,
         live,
         digest: digest(&object.body),
-        body: Body(without(object.body.clone(), &means.yields)),
+        body: Body(without(&object.body, &means.yields)),
         means,
     }
 }

@@ -78,12 +78,7 @@ pub fn assess_declared(object: Option<&Value>, pin: &Pin, declared: Option<&Decl
 }
 
 /// Judges one object with what is around it.
-pub fn assess_among(
-    object: Option<&Value>,
-    pin: &Pin,
-    declared: Option<&Declared>,
-    around: Around<'_>,
-) -> State {
+pub fn assess_among(object: Option<&Value>, pin: &Pin, declared: Option<&Declared>, around: Around<'_>) -> State {
     let Some(object) = object else {
         return match pin.uid {
             Some(_) => State::Failed("was deleted".into()),

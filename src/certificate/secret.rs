@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -146,7 +147,7 @@ pub fn secret_object(spec: &CertificateSpec, data: &SecretData) -> Object {
         },
         component: spec.component.clone(),
         runlevel: spec.runlevel,
-        body: Value::Object(body),
+        body: Arc::new(Value::Object(body)),
         source: spec.source.clone(),
     }
 }

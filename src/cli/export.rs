@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 
-use crate::manifest::export::{self, Argo, Flux, FluxSource, Format};
 use crate::manifest::Rendered;
+use crate::manifest::export::{self, Argo, Flux, FluxSource, Format};
 use crate::names::dns_label;
 
 use super::Global;

@@ -51,9 +51,10 @@ impl Cluster {
         let events: Api<CoreEvent> = Api::namespaced(self.client.clone(), namespace);
         let fields = "involvedObject.kind=ReplicaSet,reason=FailedCreate";
         let list = within(events.list(&ListParams::default().fields(fields))).await?;
-        let ours = list.items.into_iter().filter(|event| {
-            event.involved_object.name.as_deref().is_some_and(|name| name.starts_with(prefix))
-        });
+        let ours = list
+            .items
+            .into_iter()
+            .filter(|event| event.involved_object.name.as_deref().is_some_and(|name| name.starts_with(prefix)));
         Some(ours.map(|event| i64::from(event.count.unwrap_or(1))).sum())
     }
 }

@@ -1,18 +1,24 @@
-//! What there is, and what each apply would make of it: GET and dry run, many
-//! at once. Nothing is written.
+//! What there is, and what each apply would make of it: lists and dry runs,
+//! many at once. What an apply would not change is not asked for. Nothing is
+//! written.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::apply::Mode;
+use super::bulk::{self, Group};
 use super::{Cluster, RequestError, definition};
 use crate::manifest::{Object, ObjectId, Policy};
-use crate::plan::{self, Consent, Loss, Means, Observation, Observations};
+use crate::plan::{self, Action, Consent, Loss, Means, Observation, Observations, Plan};
+use crate::readiness::Pin;
 
 /// Observes every desired object, and resolves conflicts as policies and
-/// consent have it.
+/// consent have it. What has been rehearsed, and still does not exist, is not
+/// rehearsed again.
 ///
 /// # Errors
 /// Everything that the API server refuses, so that all of it can be mended at once.
@@ -21,11 +27,16 @@ pub async fn observe(
     desired: &[Object],
     policies: &Policies,
     consent: Consent,
+    rehearsed: &Rehearsed,
 ) -> Result<Observations, Vec<RequestError>> {
-    let bundle = Bundle::new(cluster, desired, policies, consent).await.map_err(|error| vec![error])?;
+    let bundle = Bundle::new(cluster, desired, policies, consent, rehearsed).await.map_err(|error| vec![error])?;
     let bundle = &bundle;
+    let mut seen = see(cluster, bundle, desired).await;
     let results: Vec<_> = stream::iter(desired)
-        .map(|object| async move { (object.id.clone(), observe_one(cluster, bundle, object).await) })
+        .map(|object| {
+            let seen = seen.remove(&object.id);
+            async move { (object.id.clone(), observe_one(cluster, bundle, object, seen).await) }
+        })
         .buffer_unordered(cluster.limits.concurrency)
         .collect()
         .await;
@@ -43,9 +54,75 @@ pub async fn observe(
 /// What each component declares.
 pub type Policies = BTreeMap<String, Policy>;
 
+/// Creations whose dry run has passed in this run.
+#[derive(Debug, Default)]
+pub struct Rehearsed {
+    bodies: BTreeMap<ObjectId, [u8; 32]>,
+    /// Namespaces that did not exist before.
+    namespaces: BTreeSet<String>,
+}
+
+impl Rehearsed {
+    /// Those of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        let mut rehearsed = Self::default();
+        for change in plan.changes().filter(|change| change.action == Action::Create) {
+            if change.id.kind == "Namespace" && change.id.group.is_empty() {
+                rehearsed.namespaces.insert(change.id.name.clone());
+            }
+            rehearsed.bodies.insert(change.id.clone(), fingerprint(change.body.expose()));
+        }
+        rehearsed
+    }
+
+    fn has(&self, object: &Object) -> bool {
+        self.bodies.get(&object.id).is_some_and(|known| *known == fingerprint(&object.body))
+    }
+}
+
+fn fingerprint(body: &Value) -> [u8; 32] {
+    Sha256::digest(body.to_string().as_bytes()).into()
+}
+
+/// What a list has shown of an object.
+enum Seen {
+    Absent,
+    Live(Value),
+    Settled(Pin),
+}
+
+/// Looks at objects of whose kind there are many. What it does not return is
+/// looked at one by one.
+async fn see(cluster: &Cluster, bundle: &Bundle<'_>, desired: &[Object]) -> BTreeMap<ObjectId, Seen> {
+    let groups = stream::iter(bulk::groups(desired)).map(|group| see_group(cluster, bundle, group));
+    groups.buffer_unordered(cluster.limits.concurrency).flat_map(stream::iter).collect().await
+}
+
+async fn see_group(cluster: &Cluster, bundle: &Bundle<'_>, mut group: Group<'_>) -> Vec<(ObjectId, Seen)> {
+    let mut seen = Vec::new();
+    let Some(id) = group.values().next().map(|object| object.id.clone()) else { return seen };
+    if id.namespace.as_ref().is_some_and(|namespace| bundle.namespaces.contains(namespace)) {
+        return seen;
+    }
+    let Ok(Some(resource)) = cluster.find_resource(&id).await else { return seen };
+    // A namespace of this run's own holds little else: what a whole list does not show is not there.
+    let fresh = id.namespace.as_ref().is_some_and(|namespace| bundle.rehearsed.namespaces.contains(namespace));
+    let listed = cluster.each(&id, &resource, !fresh, |live| {
+        let name = live.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        let Some(object) = group.remove(name) else { return };
+        let state = if bundle.settled(object, &live) { Seen::Settled(Pin::of(&live)) } else { Seen::Live(live) };
+        seen.push((object.id.clone(), state));
+    });
+    if listed.await.is_ok() && fresh {
+        seen.extend(group.into_values().map(|object| (object.id.clone(), Seen::Absent)));
+    }
+    seen
+}
+
 /// What comes with the bundle and is not there yet, and what is allowed.
 struct Bundle<'a> {
     policies: &'a Policies,
+    rehearsed: &'a Rehearsed,
     consent: Consent,
     namespaces: BTreeSet<String>,
     kinds: BTreeSet<(String, String)>,
@@ -58,6 +135,7 @@ impl<'a> Bundle<'a> {
         desired: &[Object],
         policies: &'a Policies,
         consent: Consent,
+        rehearsed: &'a Rehearsed,
     ) -> Result<Self, RequestError> {
         let mut namespaces = BTreeSet::new();
         for object in desired.iter().filter(|o| o.id.kind == "Namespace" && o.id.group.is_empty()) {
@@ -72,7 +150,20 @@ impl<'a> Bundle<'a> {
         });
         let roles = desired.iter().filter(|o| matches!(o.id.kind.as_str(), "Role" | "ClusterRole"));
         let roles = roles.map(|o| o.id.name.clone()).collect();
-        Ok(Self { policies, consent, namespaces, kinds: kinds.collect(), roles })
+        Ok(Self { policies, rehearsed, consent, namespaces, kinds: kinds.collect(), roles })
+    }
+
+    /// Whether nothing is to be done, or to be asked, about a live object.
+    fn settled(&self, object: &Object, live: &Value) -> bool {
+        let adopts = self.consent.adopt || plan::is_ours(live);
+        let inherits = adopts && !plan::predecessors(live).is_empty();
+        let others = plan::tracker(&object.id, live).is_some() || plan::helm_release(live).is_some();
+        !self.consent.look && !inherits && !others && plan::is_settled(live, &object.body)
+    }
+
+    /// Whether this creation has passed a dry run already.
+    fn has_rehearsed(&self, object: &Object) -> bool {
+        !self.brings_kind(&object.id) && self.rehearsed.has(object)
     }
 
     fn brings_kind(&self, id: &ObjectId) -> bool {
@@ -86,7 +177,12 @@ impl<'a> Bundle<'a> {
     }
 }
 
-async fn observe_one(cluster: &Cluster, bundle: &Bundle<'_>, object: &Object) -> Result<Observation, RequestError> {
+async fn observe_one(
+    cluster: &Cluster,
+    bundle: &Bundle<'_>,
+    object: &Object,
+    seen: Option<Seen>,
+) -> Result<Observation, RequestError> {
     if cluster.find_resource(&object.id).await?.is_none() {
         return if bundle.brings_kind(&object.id) {
             Ok(Observation::Unserved)
@@ -95,11 +191,21 @@ async fn observe_one(cluster: &Cluster, bundle: &Bundle<'_>, object: &Object) ->
         };
     }
     if object.id.namespace.as_ref().is_some_and(|namespace| bundle.namespaces.contains(namespace)) {
-        rehearse(cluster, object).await?;
+        if !bundle.has_rehearsed(object) {
+            rehearse(cluster, object).await?;
+        }
         return Ok(Observation::Absent);
     }
-    match cluster.get(&object.id).await? {
+    let live = match seen {
+        Some(Seen::Settled(live)) => return Ok(Observation::Settled { live }),
+        Some(Seen::Live(live)) => Some(live),
+        Some(Seen::Absent) => None,
+        None => cluster.get(&object.id).await?,
+    };
+    match live {
+        Some(live) if bundle.settled(object, &live) => Ok(Observation::Settled { live: Pin::of(&live) }),
         Some(live) => predict(cluster, bundle, object, live).await,
+        None if bundle.has_rehearsed(object) => Ok(Observation::Absent),
         None => match cluster.apply(&object.id, &object.body, Mode::DryRun { force: false }).await {
             Ok(_) => Ok(Observation::Absent),
             Err(RequestError::Refused { code: 404, .. }) if bundle.brings_role_of(object) => Ok(Observation::Absent),
@@ -112,7 +218,7 @@ async fn observe_one(cluster: &Cluster, bundle: &Bundle<'_>, object: &Object) ->
 async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError> {
     let mut id = object.id.clone();
     id.namespace = Some("default".into());
-    let mut body = object.body.clone();
+    let mut body = Value::clone(&object.body);
     body["metadata"]["namespace"] = "default".into();
     let cluster = &cluster.standing_for(&id, &object.id);
     match cluster.apply(&id, &body, Mode::DryRun { force: true }).await {
@@ -213,7 +319,7 @@ async fn apply_as_allowed(
     let policy = bundle.policies.get(&object.component).unwrap_or(&none);
     // What is left to its owner may make room for the next conflict.
     for _ in 0..4 {
-        let body = plan::without(object.body.clone(), &means.yields);
+        let body = plan::without(&object.body, &means.yields);
         let conflicts = match cluster.apply(&object.id, &body, Mode::DryRun { force: means.force }).await {
             Err(RequestError::Conflict { conflicts, .. }) => conflicts,
             other => return other,
@@ -251,7 +357,7 @@ async fn replace(
 async fn anew(cluster: &Cluster, object: &Object) -> Result<Value, RequestError> {
     let mut new = object.clone();
     new.id.name = format!("{}-anew", object.id.name.chars().take(50).collect::<String>());
-    new.body["metadata"]["name"] = new.id.name.as_str().into();
+    Arc::make_mut(&mut new.body)["metadata"]["name"] = new.id.name.as_str().into();
     let mut predicted = cluster.apply(&new.id, &new.body, Mode::DryRun { force: false }).await?;
     predicted["metadata"]["name"] = object.id.name.as_str().into();
     Ok(predicted)

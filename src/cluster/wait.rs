@@ -1,7 +1,9 @@
-//! Waiting until objects are ready: one watch an object, and for workloads one
-//! on their pods, so that the cause is known the moment it appears.
+//! Waiting until objects are ready: many of a kind by one watch for a moment,
+//! then one watch an object, and for workloads one on their pods, so that the
+//! cause is known the moment it appears.
 
 mod follow;
+mod together;
 mod webhook;
 
 use std::time::Duration;
@@ -102,15 +104,15 @@ impl std::fmt::Display for NotReady {
 /// The first object that will not become ready, or any that is not when the
 /// deadline passes.
 pub async fn level(cluster: &Cluster, applied: &[Applied], policies: &Policies) -> Result<(), WaitError> {
-    let waiting: FuturesUnordered<_> = applied
-        .iter()
-        .map(|object| (object, declared(policies, &object.component, &object.id)))
-        .filter(|(object, declared)| {
+    let waiting = applied.iter().map(|object| (object, declared(policies, &object.component, &object.id))).filter(
+        |(object, declared)| {
             readiness::has_rule(&object.id.group, &object.id.kind)
                 || declared.is_some_and(|declared| !declared.ready.is_empty() || !declared.failed.is_empty())
-        })
-        .map(|(object, declared)| one(cluster, object, declared))
-        .collect();
+        },
+    );
+    let left = together::together(cluster, waiting).await;
+    let waiting: FuturesUnordered<_> =
+        left.into_iter().map(|(object, declared)| one(cluster, object, declared)).collect();
     waiting.try_collect::<()>().await?;
     webhook::level(cluster, applied, policies).await
 }

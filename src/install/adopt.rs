@@ -79,7 +79,8 @@ async fn releases(
 ) -> Result<Vec<(HelmRelease, String)>, AdoptError> {
     let live = observed.values().filter_map(|observation| match observation {
         Observation::Present { live, .. } | Observation::Immutable { live, .. } => Some(live),
-        Observation::Absent | Observation::Unserved => None,
+        // What is settled belongs to no release.
+        Observation::Absent | Observation::Unserved | Observation::Settled { .. } => None,
     });
     let named: BTreeSet<HelmRelease> = live.filter_map(plan::helm_release).collect();
     let mut namespaces: BTreeSet<&str> = named.iter().map(|release| release.namespace.as_str()).collect();

@@ -1,6 +1,7 @@
 //! Everything that shall be there: rendered objects, certificates, random values.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -86,7 +87,7 @@ pub(super) fn generated(wanted: &[GeneratedSecret], live: &LiveSecrets) -> Resul
             None => random(value.bytes)?.into_bytes(),
         };
         let object = objects.entry(place).or_insert_with(|| empty_secret(value));
-        object.body["data"][&value.key] = STANDARD.encode(bytes).into();
+        Arc::make_mut(&mut object.body)["data"][&value.key] = STANDARD.encode(bytes).into();
     }
     Ok(objects.into_values().collect())
 }
@@ -104,7 +105,7 @@ fn empty_secret(value: &GeneratedSecret) -> Object {
         id: secret_id(&value.namespace, &value.name),
         component: value.component.clone(),
         runlevel: value.runlevel,
-        body,
+        body: Arc::new(body),
         source: format!("generated value \"{}\" of component \"{}\"", value.key, value.component),
     }
 }

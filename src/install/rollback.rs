@@ -1,12 +1,15 @@
 //! Going back to an earlier revision: its objects as they were rendered then.
 //! Key material and tokens stay as they are.
 
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
 
 use super::{InstallError, Installation, Prepared, decide, locked, run};
+use crate::cluster::observe::Rehearsed;
 use crate::cluster::record;
 use crate::cluster::{Cluster, Event};
 use crate::manifest::Object;
@@ -34,7 +37,7 @@ pub async fn prepare_rollback(
         .await?;
     let desired = Desired { objects, ..Desired::default() };
     let earlier = Installation { settings: revision.settings.clone(), ..wanted.clone() };
-    let prepared = decide(cluster, &earlier, desired, Some(record)).await?;
+    let prepared = decide(cluster, &earlier, desired, Some(record), &Rehearsed::default()).await?;
     Ok((earlier, prepared, revision.revision))
 }
 
@@ -77,7 +80,7 @@ async fn with_live_data(cluster: &Cluster, mut object: Object) -> Result<Object,
     let live = cluster.get(&object.id).await.map_err(|error| InstallError::Observe(vec![error]))?;
     let Some(live) = live else { return Err(InstallError::LostSecret(shown)) };
     for (field, name) in [("data", "data"), ("stringData", "data")] {
-        let Some(Value::Object(wanted)) = object.body.get_mut(field) else { continue };
+        let Some(Value::Object(wanted)) = Arc::make_mut(&mut object.body).get_mut(field) else { continue };
         for (key, value) in wanted {
             let Some(known) = live.get(name).and_then(|data| data.get(key)) else {
                 return Err(InstallError::LostSecret(format!("{shown}, key \"{key}\"")));
@@ -88,7 +91,8 @@ async fn with_live_data(cluster: &Cluster, mut object: Object) -> Result<Object,
             };
         }
     }
-    if let Some(Value::Object(annotations)) = object.body["metadata"].get_mut("annotations") {
+    let body = Arc::make_mut(&mut object.body);
+    if let Some(Value::Object(annotations)) = body["metadata"].get_mut("annotations") {
         for (name, value) in annotations {
             *value = live["metadata"]["annotations"].get(name).cloned().unwrap_or_default();
         }

@@ -160,7 +160,7 @@ async fn write(cluster: &Cluster, step: &Step, live: &LiveSecrets) -> Result<boo
     if seen.is_some_and(|seen| holds(seen, &step.object)) {
         return Ok(false);
     }
-    let mut body = step.object.body.clone();
+    let mut body = serde_json::Value::clone(&step.object.body);
     if let Some(version) = seen.and_then(|seen| seen.version.as_deref()) {
         body["metadata"]["resourceVersion"] = version.into();
     }

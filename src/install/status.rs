@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::{InstallError, Installation, desired};
 use crate::cluster::apply::Applied;
-use crate::cluster::observe::Policies;
-use crate::cluster::{Cluster, observe, wait};
+use crate::cluster::observe::{self, Policies, Rehearsed};
+use crate::cluster::{Cluster, wait};
 use crate::manifest::{Object, ObjectId, Runlevel};
 use crate::plan::{self, Action, Change, Consent, Observation, Observations, Progress, Pruned, Record};
 use crate::readiness::{self, Pin, State};
@@ -88,7 +88,9 @@ pub async fn status(cluster: &Cluster, installed: &Installation, record: &Record
     let desired = desired::desired(cluster, &installed.rendered).await?;
     // A field that another manager has taken is drift here, not a conflict.
     let consent = Consent { force: true, look: true, adopt: false };
-    let observed = observe::observe(cluster, &desired.objects, &installed.rendered.policies, consent).await;
+    let rehearsed = Rehearsed::default();
+    let policies = &installed.rendered.policies;
+    let observed = observe::observe(cluster, &desired.objects, policies, consent, &rehearsed).await;
     let observed = observed.map_err(InstallError::Observe)?;
     let plan = plan::plan(&desired, &observed, Pruned::default(), Some(record), &record.settings)
         .map_err(InstallError::Plan)?;

@@ -1,6 +1,7 @@
 //! Profile and values → objects, in the order of applying.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -198,7 +199,7 @@ impl Collector<'_> {
         match identity(&body) {
             Ok(id) => {
                 let component = self.component.name.clone();
-                Some(Object { id, component, runlevel: self.runlevel, body, source: path.to_owned() })
+                Some(Object { id, component, runlevel: self.runlevel, body: Arc::new(body), source: path.to_owned() })
             }
             Err((_, message)) => {
                 self.faults.push(Fault::of(path, format!("probes: {message}")));
@@ -224,7 +225,13 @@ impl Collector<'_> {
         let mut body = document.value;
         label(&mut body, &common_labels(&self.component.name));
         let source = format!("{path}:{}", place.line.unwrap_or(1));
-        let object = Object { id, component: self.component.name.clone(), runlevel: self.runlevel, body, source };
+        let object = Object {
+            id,
+            component: self.component.name.clone(),
+            runlevel: self.runlevel,
+            body: Arc::new(body),
+            source,
+        };
         Some(Draft { object, place })
     }
 

@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_shown_and_never_much() {
-        let long = |n: usize| format!("{{\"certificates\":[{}],\"n\":{n},\"more\":\"{}\"}}", "x".repeat(200), "y".repeat(200));
+        let long =
+            |n: usize| format!("{{\"certificates\":[{}],\"n\":{n},\"more\":\"{}\"}}", "x".repeat(200), "y".repeat(200));
         for (a, b, left, right) in [
             (json!("x:1"), json!("x:2"), r#""x:1""#, r#""x:2""#),
             (json!(5), json!("5"), "5", r#""5""#),

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::fields;
 use crate::names::INSTALLER_MANAGER;
 
 /// Stands for Secret data in everything printed.
@@ -35,24 +36,30 @@ pub fn difference(live: &Value, predicted: &Value) -> Vec<FieldChange> {
         }
     }
     if changes.is_empty() && owned(live) != owned(predicted) {
-        let before = owned(live).map(|_| Value::from("some"));
-        changes.push(FieldChange {
-            path: ".metadata.managedFields".into(),
-            before,
-            after: Some(Value::from("our fields")),
-        });
+        changes.push(FieldChange::of_fields(owned(live), owned(predicted)));
     }
     changes
 }
 
+/// Where field management is told, among the fields of an object.
+pub(super) const OWNERSHIP: &str = ".metadata.managedFields";
+
 impl FieldChange {
     /// That the fields of others become ours, with the same values.
     pub(super) fn of_ownership(owners: &[String]) -> Self {
-        Self {
-            path: ".metadata.managedFields".into(),
-            before: Some(format!("fields of {}", owners.join(", ")).into()),
-            after: Some(Value::from("our fields")),
-        }
+        let before = Some(format!("fields of {}", owners.join(", ")).into());
+        Self { path: OWNERSHIP.into(), before, after: Some("ours".into()) }
+    }
+
+    /// Fields that we give up, and fields that become ours, with the same values.
+    fn of_fields(before: Option<&Value>, after: Option<&Value>) -> Self {
+        let none = Value::Object(Map::new());
+        let (before, after) = (before.unwrap_or(&none), after.unwrap_or(&none));
+        let paths = |a, b| {
+            let paths = fields::paths(&fields::difference(a, b));
+            (!paths.is_empty()).then(|| Value::from(paths))
+        };
+        Self { path: OWNERSHIP.into(), before: paths(before, after), after: paths(after, before) }
     }
 
     fn conceal(&mut self) {
@@ -79,7 +86,8 @@ pub fn mask(mut object: Value) -> Value {
     object
 }
 
-pub(super) fn is_secret(object: &Value) -> bool {
+/// Whether an object is a Secret.
+pub fn is_secret(object: &Value) -> bool {
     object.get("apiVersion").is_some_and(|v| v == "v1") && object.get("kind").is_some_and(|k| k == "Secret")
 }
 
@@ -108,7 +116,7 @@ fn compare(changes: &mut Vec<FieldChange>, path: String, before: Option<&Value>,
     match (before, after) {
         (Some(before), Some(after)) if before == after => {}
         (Some(Value::Object(before)), Some(Value::Object(after))) => compare_maps(changes, &path, before, after),
-        (Some(Value::Array(before)), Some(Value::Array(after))) => compare_lists(changes, &path, before, after),
+        (Some(Value::Array(before)), Some(Value::Array(after))) => compare_lists(changes, path, before, after),
         (before, after) => changes.push(FieldChange { path, before: before.cloned(), after: after.cloned() }),
     }
 }
@@ -124,8 +132,9 @@ fn compare_maps(changes: &mut Vec<FieldChange>, path: &str, before: &Map<String,
 }
 
 /// Lists whose elements have unique names are compared by name, so that one
-/// inserted element is one change; all others by position.
-fn compare_lists(changes: &mut Vec<FieldChange>, path: &str, before: &[Value], after: &[Value]) {
+/// inserted element is one change; lists of plain values as a whole, unless
+/// only one of them changes; all others by position.
+fn compare_lists(changes: &mut Vec<FieldChange>, path: String, before: &[Value], after: &[Value]) {
     if let (Some(old), Some(new)) = (names(before), names(after)) {
         for (name, element) in &old {
             let other = new.iter().find(|(n, _)| n == name).map(|(_, e)| *e);
@@ -142,6 +151,12 @@ fn compare_lists(changes: &mut Vec<FieldChange>, path: &str, before: &[Value], a
             let path = format!("{path}[order]");
             changes.push(FieldChange { path, before: Some(was.into()), after: Some(is.into()) });
         }
+        return;
+    }
+    let plain = |value: &Value| !value.is_object() && !value.is_array();
+    let changed = before.iter().zip(after).filter(|(before, after)| before != after).count();
+    if before.iter().chain(after).all(plain) && (before.len() != after.len() || changed > 1) {
+        changes.push(FieldChange { path, before: Some(before.into()), after: Some(after.into()) });
         return;
     }
     for index in 0..before.len().max(after.len()) {

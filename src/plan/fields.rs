@@ -140,6 +140,37 @@ pub(super) fn difference(a: &Value, b: &Value) -> Value {
     Value::Object(left)
 }
 
+/// The fields of a set, as conflicts name them.
+pub(super) fn paths(set: &Value) -> Vec<String> {
+    let mut paths = Vec::new();
+    collect(set, String::new(), &mut paths);
+    paths
+}
+
+fn collect(set: &Value, path: String, paths: &mut Vec<String>) {
+    let inner = set.as_object().into_iter().flatten().filter(|(key, _)| *key != ".");
+    let mut leaf = true;
+    for (key, set) in inner {
+        leaf = false;
+        let step = match key.split_once(':') {
+            Some(("f", name)) => format!(".{name}"),
+            Some(("k", keys)) => format!("[{}]", with_values(keys).unwrap_or_else(|| keys.to_owned())),
+            Some(("v", value)) => format!("[={value}]"),
+            _ => format!("[{key}]"),
+        };
+        collect(set, format!("{path}{step}"), paths);
+    }
+    if leaf && !path.is_empty() {
+        paths.push(path);
+    }
+}
+
+/// `name="a",protocol="TCP"` of `{"name":"a","protocol":"TCP"}`.
+fn with_values(keys: &str) -> Option<String> {
+    let keys: Map<String, Value> = serde_json::from_str(keys).ok()?;
+    Some(keys.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","))
+}
+
 /// Takes every field of a set out of an object, as the API server does when
 /// their last owner gives them up.
 pub(super) fn remove_all(object: &mut Value, set: &Value) {
@@ -214,6 +245,25 @@ mod tests {
         {
             assert_eq!(at(&object, path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn a_set_is_told_as_conflicts_name_fields() {
+        let set = json!({
+            "f:metadata": {"f:labels": {".": {}, "f:a.b/c": {}}, "f:finalizers": {"v:\"z\"": {}}},
+            "f:spec": {"f:containers": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}}}},
+            "f:data": {".": {}},
+        });
+        let paths = paths(&set);
+        assert_eq!(
+            paths,
+            [
+                ".metadata.labels.a.b/c",
+                r#".metadata.finalizers[="z"]"#,
+                r#".spec.containers[containerPort=80,protocol="TCP"].name"#,
+                ".data",
+            ]
+        );
     }
 
     #[test]

@@ -9,6 +9,8 @@
 //! | anybody else | as the component's policy says: `fail` unless told otherwise |
 //! | Argo CD or Flux, of the object | refused |
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -160,9 +162,8 @@ fn text<'a>(entry: &'a Value, key: &str) -> &'a str {
 fn is_predecessor(entry: &Value, exported: bool) -> bool {
     text(entry, "subresource").is_empty()
         && match (text(entry, "manager"), text(entry, "operation")) {
-            ("kubectl-client-side-apply" | "before-first-apply" | "buildd", "Update") | ("helm", "Apply" | "Update") => {
-                true
-            }
+            ("kubectl-client-side-apply" | "before-first-apply" | "buildd", "Update")
+            | ("helm", "Apply" | "Update") => true,
             ("kubectl" | "kustomize-controller" | "argocd-controller", "Apply") => exported,
             _ => false,
         }
@@ -231,8 +232,9 @@ pub fn without_predecessors(live: &Value, predicted: &Value) -> Value {
     let fields_of = |entry: &Value| entry.get("fieldsV1").cloned().unwrap_or_default();
     let all = entries(live).chain(entries(predicted)).filter(|entry| is_predecessor(entry, exported));
     let theirs = all.fold(none.clone(), |all, entry| fields::union(&all, &fields_of(entry)));
-    let kept =
-        entries(predicted).filter(|e| !is_predecessor(e, exported)).fold(none, |all, e| fields::union(&all, &fields_of(e)));
+    let kept = entries(predicted)
+        .filter(|e| !is_predecessor(e, exported))
+        .fold(none, |all, e| fields::union(&all, &fields_of(e)));
     let mut left = predicted.clone();
     fields::remove_all(&mut left, &fields::difference(&theirs, &kept));
     left
@@ -309,25 +311,41 @@ fn contest(live: &Value, wanted: &Value, conflict: &FieldConflict, adoptable: bo
 }
 
 /// A manifest without the fields that are left to others.
-pub fn without(mut body: Value, yields: &[String]) -> Value {
+pub fn without(body: &Arc<Value>, yields: &[String]) -> Arc<Value> {
+    let mut body = Arc::clone(body);
     for field in yields {
-        fields::remove(&mut body, field);
+        fields::remove(Arc::make_mut(&mut body), field);
     }
     body
 }
 
 /// Takes out a `caBundle` that is a placeholder: sent, it would end what an
 /// injector has put there, and every call of the webhook with it.
-pub fn drop_placeholders(body: &mut Value) {
+pub fn drop_placeholders(body: &mut Arc<Value>) {
+    if has_placeholder(body) {
+        without_placeholders(Arc::make_mut(body));
+    }
+}
+
+fn is_placeholder((key, value): (&String, &Value)) -> bool {
+    key == "caBundle" && matches!(value.as_str(), Some("" | "Cg==" | "\n"))
+}
+
+fn has_placeholder(body: &Value) -> bool {
+    match body {
+        Value::Object(map) => map.iter().any(is_placeholder) || map.values().any(has_placeholder),
+        Value::Array(list) => list.iter().any(has_placeholder),
+        _ => false,
+    }
+}
+
+fn without_placeholders(body: &mut Value) {
     match body {
         Value::Object(map) => {
-            let placeholder = |value: &Value| matches!(value.as_str(), Some("" | "Cg==" | "\n"));
-            if map.get("caBundle").is_some_and(placeholder) {
-                map.shift_remove("caBundle");
-            }
-            map.values_mut().for_each(drop_placeholders);
+            map.retain(|key, value| !is_placeholder((key, value)));
+            map.values_mut().for_each(without_placeholders);
         }
-        Value::Array(list) => list.iter_mut().for_each(drop_placeholders),
+        Value::Array(list) => list.iter_mut().for_each(without_placeholders),
         _ => {}
     }
 }

@@ -225,7 +225,11 @@ impl<'a> Asker<'a> {
 
     /// Objects of a kind that come with the installation.
     fn ours(&self, kind: &str) -> impl Iterator<Item = Value> {
-        self.rendered.objects.iter().filter(move |object| object.id.kind == kind).map(|object| object.body.clone())
+        self.rendered
+            .objects
+            .iter()
+            .filter(move |object| object.id.kind == kind)
+            .map(|object| Value::clone(&object.body))
     }
 
     async fn facilities(&self, settings: Option<&Settings>) -> Result<Vec<Finding>, RequestError> {
@@ -290,7 +294,7 @@ impl<'a> Asker<'a> {
                 let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{}", object.id.name);
                 // Pods of one that exists are counted as used.
                 if matches!(self.get(&path).await?, Answer::No { .. }) {
-                    new.push(&object.body);
+                    new.push(&*object.body);
                 }
             }
         }

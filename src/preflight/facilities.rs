@@ -136,7 +136,8 @@ mod tests {
             namespace: Some("farm".into()),
             name: "gateway".into(),
         };
-        let object = Object { id, component: "c".into(), runlevel: Runlevel::Rc4, body, source: String::new() };
+        let object =
+            Object { id, component: "c".into(), runlevel: Runlevel::Rc4, body: body.into(), source: String::new() };
         Rendered {
             profile: "p".into(),
             operator_namespace: "farm".into(),

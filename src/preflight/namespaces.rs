@@ -77,7 +77,8 @@ fn left(live: &Value) -> Vec<String> {
     let conditions = live.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
     let remaining = conditions.filter(|c| c["type"] == "NamespaceContentRemaining" && c["status"] == "True");
     let lists = remaining.filter_map(|c| c["message"].as_str()?.split_once("remaining: ")).map(|(_, list)| list);
-    let kinds = lists.flat_map(|list| list.split(", ")).filter_map(|part| part.split_once(" has ")).map(|(kind, _)| kind);
+    let kinds =
+        lists.flat_map(|list| list.split(", ")).filter_map(|part| part.split_once(" has ")).map(|(kind, _)| kind);
     kinds.map(|kind| kind.trim_end_matches('.').to_owned()).collect()
 }
 

@@ -12,7 +12,7 @@ use crate::manifest::{Object, Rendered};
 /// Nothing when there is none.
 pub fn custom_resources(rendered: &Rendered) -> Vec<Finding> {
     let definitions: Vec<&Value> =
-        rendered.objects.iter().filter(|o| o.id.kind == "CustomResourceDefinition").map(|o| &o.body).collect();
+        rendered.objects.iter().filter(|o| o.id.kind == "CustomResourceDefinition").map(|o| &*o.body).collect();
     rendered.objects.iter().filter_map(|object| one(object, &definitions)).collect()
 }
 
@@ -169,7 +169,7 @@ mod tests {
             id,
             component: "c".into(),
             runlevel: Runlevel::Rc3,
-            body,
+            body: body.into(),
             source: "manifests/c/x.yaml:1".into(),
         });
         custom_resources(&rendered).pop().unwrap()

@@ -34,7 +34,9 @@ fn arguments(object: &Object) -> Vec<Fault> {
     let texts = lists.map(|list| list.iter().filter_map(Value::as_str).collect::<Vec<_>>());
     let servers = texts.filter(|arguments| arguments.first() == Some(&"server"));
     let refused = servers.filter_map(|arguments| read(&arguments).err());
-    refused.map(|what| Fault::of(object.source.clone(), format!("{}: its server would refuse {what}", object.id))).collect()
+    refused
+        .map(|what| Fault::of(object.source.clone(), format!("{}: its server would refuse {what}", object.id)))
+        .collect()
 }
 
 /// The server's own command line; what stands in this process's environment is not the server's.

@@ -13,6 +13,7 @@ mod preflight;
 mod refusals;
 mod removal;
 mod runs;
+mod settled;
 mod terminal;
 mod weather;
 
@@ -28,6 +29,7 @@ pub(crate) use preflight::*;
 pub(crate) use refusals::*;
 pub(crate) use removal::*;
 pub(crate) use runs::*;
+pub(crate) use settled::*;
 pub(crate) use terminal::*;
 pub(crate) use weather::*;
 

@@ -98,6 +98,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::any_text_reaches_its_object_unchanged),
         test!(installer::a_claim_that_waits_for_its_pod_is_deferred),
         test!(installer::an_autoscaler_keeps_its_replicas),
+        test!(installer::what_is_called_settled_the_api_server_would_not_change).limit(Duration::from_secs(240)),
         test!(installer::an_edited_field_is_told_with_both_values),
         test!(installer::what_kubectl_had_applied_goes_when_it_is_not_wanted),
         test!(installer::a_port_that_is_renumbered_keeps_its_name),

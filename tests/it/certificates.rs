@@ -712,7 +712,8 @@ fn a_secret_object_reads_back_as_the_data_it_was_made_of() {
     assert_eq!(object.body["metadata"]["labels"]["app.kubernetes.io/part-of"], "farm");
     let back = LiveSecret::from_manifest(&object.body).unwrap();
     assert_eq!(&back.data, data(&outcomes, "client"));
-    let typed: k8s_openapi::api::core::v1::Secret = serde_json::from_value(object.body).unwrap();
+    let typed: k8s_openapi::api::core::v1::Secret =
+        serde_json::from_value(serde_json::Value::clone(&object.body)).unwrap();
     assert_eq!(LiveSecret::from(typed), back);
 }
 
@@ -736,7 +737,7 @@ async fn api_server(outcomes: &[Outcome], dir: &std::path::Path) -> String {
     let mut secrets = HashMap::new();
     for outcome in outcomes {
         let object = secret_object(&outcome.spec, outcome.data.as_ref().unwrap());
-        secrets.insert(key_of(&outcome.spec), object.body);
+        secrets.insert(key_of(&outcome.spec), Value::clone(&object.body));
     }
     let version = json!({
         "major": "1", "minor": "36", "gitVersion": "v1.36.3", "gitCommit": "", "gitTreeState": "", "buildDate": "",

@@ -110,7 +110,7 @@ fn an_export_holds_the_objects_of_an_installation_in_their_order() {
         texts.sort();
         texts
     };
-    let bodies: Vec<Value> = rendered.objects.into_iter().map(|object| object.body).collect();
+    let bodies: Vec<Value> = rendered.objects.into_iter().map(|object| Value::clone(&object.body)).collect();
     assert_eq!(by_name(exported), by_name(bodies));
 }
 

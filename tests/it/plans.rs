@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bko_install::manifest::{Object, ObjectId, Runlevel};
 use bko_install::plan::{
@@ -26,7 +27,7 @@ fn object(runlevel: Runlevel, component: &str, body: Value) -> Object {
         namespace: text("/metadata/namespace"),
         name: text("/metadata/name").unwrap(),
     };
-    Object { id, component: component.into(), runlevel, body, source: "test".into() }
+    Object { id, component: component.into(), runlevel, body: body.into(), source: "test".into() }
 }
 
 fn yaml(text: &str) -> Value {
@@ -116,6 +117,72 @@ fn a_plan_reads_as_it_is_carried_out() {
     record: first installation
     2 to create, 3 to configure, 1 unchanged
     "#);
+}
+
+/// What a change of these values reads like.
+fn told(before: &Value, after: &Value) -> String {
+    let live = json!({"spec": {"value": before}});
+    let changes = difference(&live, &json!({"spec": {"value": after}}));
+    changes.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_change_shows_what_differs_and_little_else() {
+    let arguments = ["--listen=0.0.0.0:1", "--roles=gateway", "--domain=a.example", "--level=info"];
+    let more = ["--listen=0.0.0.0:1", "--new", "--roles=gateway", "--domain=a.example", "--level=info"];
+    insta::assert_snapshot!(told(&json!(arguments), &json!(more)), @r#"
+             .spec.value:
+                 "--listen=0.0.0.0:1"
+               + "--new"
+                 "--roles=gateway"
+                 "--domain=a.example"
+    "#);
+    insta::assert_snapshot!(told(&json!(["a", "b"]), &json!(["a", "c"])), @r#"             .spec.value[1]: "b" → "c""#);
+
+    let entry =
+        |name: &str, domain: &str| json!({"name": name, "domains": [domain, "localhost"], "key": "k".repeat(40)});
+    let old = json!([entry("one", "a.example"), entry("two", "b.example")]).to_string();
+    let new = json!([entry("one", "a.example"), entry("two", "c.example")]).to_string();
+    insta::assert_snapshot!(told(&json!(old), &json!(new)), @r#"
+    .spec.value:
+            "name": "two",
+            "domains": [
+      -       "b.example",
+      +       "c.example",
+              "localhost"
+            ],
+    "#);
+
+    let long = |middle: &str| format!("{}{middle}{}", "x".repeat(300), "y".repeat(300));
+    let told = told(&json!(long("one")), &json!(long("two")));
+    insta::assert_snapshot!(told, @".spec.value: …xxxxxxxxxxxxxxxxxxxxoneyyyyyyyyyyyyyyyyyyyy… → …xxxxxxxxxxxxxxxxxxxxtwoyyyyyyyyyyyyyyyyyyyy…");
+
+    let new = difference(&json!({"spec": {}}), &json!({"spec": {"value": entry(&"n".repeat(80), "a")}}));
+    insta::assert_snapshot!(new[0], @r#"
+    .spec.value:
+      + {
+      +   "name": "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn",
+      +   "domains": [
+      +     "a",
+      +     "localhost"
+      +   ],
+      +   "key": "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk"
+      + }
+    "#);
+}
+
+#[test]
+fn fields_that_only_change_hands_are_named() {
+    let owned = |fields: Value| {
+        json!({"metadata": {"managedFields": [
+            {"manager": "bko-install", "operation": "Apply", "fieldsV1": fields}]}})
+    };
+    let (few, many) = (json!({"f:spec": {"f:a": {}}}), json!({"f:spec": {"f:b": {}, "f:c": {}}}));
+    let changes = difference(&owned(few), &owned(many));
+    insta::assert_snapshot!(changes[0], @"
+    no longer ours, with the same value: .spec.a
+    ours from now on, with the same value: .spec.b, .spec.c
+    ");
 }
 
 #[test]
@@ -209,7 +276,7 @@ fn the_checker_sees_every_kind_of_fault() {
 fn installed() -> (Desired, Observations, Record) {
     let (desired, observed) = example();
     let live = |object: &Object| {
-        let mut live = object.body.clone();
+        let mut live = Value::clone(&object.body);
         live["metadata"]["uid"] = format!("uid-{}", object.id.name).into();
         Observation::Present { predicted: live.clone(), live, means: Means::default() }
     };
@@ -313,13 +380,13 @@ fn a_record_holds_no_secret_and_no_digest_of_one() {
     assert!(!text.contains(TOKEN) && !text.contains("secret-token"));
     let mut other = desired.clone();
     let secret = other.objects.iter_mut().find(|object| object.id.name == "token").unwrap();
-    secret.body["data"]["token"] = "b3RoZXItc2VjcmV0".into();
+    Arc::make_mut(&mut secret.body)["data"]["token"] = "b3RoZXItc2VjcmV0".into();
     let digests = |desired: &Desired| -> Vec<String> {
         let plan = plan(desired, &observed, Pruned::default(), None, &settings()).unwrap();
         plan.changes().map(|change| change.digest.clone()).collect()
     };
     assert_eq!(digests(&desired), digests(&other));
-    other.objects[0].body["spec"]["replicas"] = 7.into();
+    Arc::make_mut(&mut other.objects[0].body)["spec"]["replicas"] = 7.into();
     assert_ne!(digests(&desired), digests(&other));
 }
 

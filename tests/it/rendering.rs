@@ -854,7 +854,7 @@ fn survives(value: &str) -> Result<(), TestCaseError> {
     });
     prop_assert_eq!(&rendered.objects[0].body["data"], &expected);
     let written: Value = serde_yaml::from_str(&to_yaml(&rendered.objects[0].body)).unwrap();
-    prop_assert_eq!(written, rendered.objects[0].body.clone());
+    prop_assert_eq!(&written, &*rendered.objects[0].body);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,7 +15,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, DeleteParams, ListParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::super::Cluster;
@@ -55,7 +56,11 @@ pub enum PartsError {
 
 /// Everything of a snapshot that may be remembered.
 pub(crate) fn snapshot(objects: &[Object]) -> Snapshot {
-    objects.iter().map(|object| Object { body: plan::mask(object.body.clone()), ..object.clone() }).collect()
+    let masked = |object: &Object| match plan::is_secret(&object.body) {
+        true => Arc::new(plan::mask(Value::clone(&object.body))),
+        false => Arc::clone(&object.body),
+    };
+    objects.iter().map(|object| Object { body: masked(object), ..object.clone() }).collect()
 }
 
 /// Writes a value, unless it is there already, and returns the names of its parts.

@@ -83,6 +83,11 @@ impl<'a> Follow<'a> {
             match self.changes.next().await {
                 Some(Seen::Object(Ok(object))) => {
                     self.object = object;
+                    let last = self.last();
+                    // What is ready needs no explanation.
+                    if last.0 == State::Ready {
+                        return Ok(last);
+                    }
                     self.follow_pods();
                 }
                 Some(Seen::Part(part, event)) => self.note(part, event),
@@ -207,9 +212,7 @@ fn failures(cluster: Cluster, namespace: String, prefix: String) -> BoxStream<'s
         let count = cluster.failed_creations(&namespace, &prefix).await;
         Some((count.map(Seen::Failures), (cluster, namespace, prefix)))
     };
-    futures::stream::unfold((cluster, namespace, prefix), look)
-        .filter_map(|count| std::future::ready(count))
-        .boxed()
+    futures::stream::unfold((cluster, namespace, prefix), look).filter_map(std::future::ready).boxed()
 }
 
 /// Between two looks at Events.
@@ -237,7 +240,7 @@ where
         .boxed()
 }
 
-fn api(client: kube::Client, id: &ObjectId, resource: &ApiResource) -> Api<DynamicObject> {
+pub(super) fn api(client: kube::Client, id: &ObjectId, resource: &ApiResource) -> Api<DynamicObject> {
     match &id.namespace {
         Some(namespace) => Api::namespaced_with(client, namespace, resource),
         None => Api::all_with(client, resource),
@@ -245,7 +248,7 @@ fn api(client: kube::Client, id: &ObjectId, resource: &ApiResource) -> Api<Dynam
 }
 
 /// Items of a list carry neither `apiVersion` nor `kind`.
-fn to_value(mut object: DynamicObject, resource: &ApiResource) -> Value {
+pub(super) fn to_value(mut object: DynamicObject, resource: &ApiResource) -> Value {
     object.types =
         Some(kube::core::TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
     serde_json::to_value(object).unwrap_or_default()

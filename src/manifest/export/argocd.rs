@@ -127,7 +127,7 @@ fn wave(level: Runlevel) -> String {
 /// An object that says its level, for those who make one application of all;
 /// and what holds projects and caches stays when it is removed from the export.
 fn in_wave(object: &Object) -> Value {
-    let mut body = object.body.clone();
+    let mut body = Value::clone(&object.body);
     let annotations = &mut body["metadata"]["annotations"];
     annotations[WAVE] = wave(object.runlevel).into();
     if matches!(object.id.kind.as_str(), "Namespace" | "CustomResourceDefinition") {

@@ -38,7 +38,7 @@ pub(super) fn folders(groups: &[Group<'_>]) -> Vec<File> {
     for (level, components) in levels(groups) {
         let names: Vec<String> = components.iter().map(|group| format!("{}.yaml", group.component)).collect();
         for (name, group) in names.iter().zip(components) {
-            files.push((format!("{level}/{name}"), documents(group.objects.iter().map(|object| &object.body))));
+            files.push((format!("{level}/{name}"), documents(group.objects.iter().map(|object| &*object.body))));
         }
         files.push((format!("{level}/{FILE}"), kustomization(names)));
     }

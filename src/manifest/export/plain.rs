@@ -8,7 +8,7 @@ pub(super) fn name(number: usize, group: &Group<'_>) -> String {
 
 pub(super) fn files(groups: &[Group<'_>]) -> Vec<File> {
     let file = |(number, group): (usize, &Group<'_>)| {
-        (name(number, group), documents(group.objects.iter().map(|object| &object.body)))
+        (name(number, group), documents(group.objects.iter().map(|object| &*object.body)))
     };
     groups.iter().enumerate().map(file).collect()
 }

@@ -33,15 +33,15 @@ impl Asker<'_> {
 
     /// Service accounts of ours that are not there yet.
     async fn absent_accounts(&self) -> Result<BTreeSet<(String, String)>, RequestError> {
-        let mut absent = BTreeSet::new();
-        for id in self.rendered.objects.iter().map(|object| &object.id).filter(|id| id.kind == "ServiceAccount") {
-            let Some(namespace) = &id.namespace else { continue };
-            let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{}", id.name);
-            if !self.live.contains_key(namespace) || !matches!(self.get(&path).await?, Answer::Yes(_)) {
-                absent.insert((namespace.clone(), id.name.clone()));
-            }
-        }
-        Ok(absent)
+        let accounts = self.rendered.objects.iter().map(|object| &object.id).filter(|id| id.kind == "ServiceAccount");
+        let accounts = accounts.filter_map(|id| Some((id.namespace.clone()?, id.name.clone())));
+        let look = |(namespace, name): (String, String)| async move {
+            let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}");
+            let there = self.live.contains_key(&namespace) && matches!(self.get(&path).await?, Answer::Yes(_));
+            Ok::<_, RequestError>((!there).then_some((namespace, name)))
+        };
+        let looks = stream::iter(accounts).map(look).buffer_unordered(self.cluster.concurrency());
+        looks.try_filter_map(|absent| async { Ok(absent) }).try_collect().await
     }
 
     async fn attempt(

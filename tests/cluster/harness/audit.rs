@@ -1,5 +1,6 @@
 //! What the API server was asked, and by whom: to count our own writes.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -100,6 +101,28 @@ impl Audit {
         Ok(writes)
     }
 
+    /// How many requests of each verb everyone whose user agent contains
+    /// `user_agent` has sent since `since`; dry runs count as `dry run`.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub(crate) async fn requests_by(
+        &self,
+        user_agent: &str,
+        since: Timestamp,
+    ) -> anyhow::Result<BTreeMap<String, usize>> {
+        let log = self.settled().await?;
+        let mut counts = BTreeMap::new();
+        for line in log.lines().filter(|line| line.contains(user_agent)) {
+            let event: Event = serde_json::from_str(line).with_context(|| format!("reading audit event {line}"))?;
+            if event.request_received_timestamp >= since && event.user_agent.contains(user_agent) {
+                let verb = if event.is_dry_run() { "dry run".to_owned() } else { event.verb };
+                *counts.entry(verb).or_default() += 1;
+            }
+        }
+        Ok(counts)
+    }
+
     /// The log, when it holds all that was answered before: an event is written
     /// after its answer, so the log is complete once a later request of ours is
     /// in it.
@@ -127,8 +150,11 @@ impl Event {
         let review = api_group == "authorization.k8s.io" || api_group == "authentication.k8s.io";
         // Opening a stream to a pod is a `create` too, but changes no object.
         let stream = resource == "pods" && matches!(subresource.as_str(), "exec" | "attach" | "portforward" | "proxy");
-        let dry_run = self.uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "dryRun=All"));
-        writes && !review && !stream && !dry_run
+        writes && !review && !stream && !self.is_dry_run()
+    }
+
+    fn is_dry_run(&self) -> bool {
+        self.uri.split_once('?').is_some_and(|(_, query)| query.split('&').any(|p| p == "dryRun=All"))
     }
 
     fn into_write(self) -> Write {

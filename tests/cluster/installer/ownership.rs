@@ -158,12 +158,9 @@ pub(crate) async fn what_a_gitops_tool_tracks_is_not_removed(cluster: Arc<Cluste
     let before = farm.writes().await?.len();
     farm.component("rc1", "app", "", &["a", "b", "c", "d"].map(map).concat())?;
     let owner = format!("ConfigMap {}/e belongs to Argo CD application shop", farm.namespace());
-    for (verb, args) in [
-        ("plan", &[][..]),
-        ("init", &["--confirm-prune"]),
-        ("uninstall", &["--dry-run"]),
-        ("uninstall", &[]),
-    ] {
+    for (verb, args) in
+        [("plan", &[][..]), ("init", &["--confirm-prune"]), ("uninstall", &["--dry-run"]), ("uninstall", &[])]
+    {
         farm.run(verb, args).await?.expect(5).says(&owner);
     }
     assert_eq!(farm.writes().await?.len(), before);
@@ -201,7 +198,10 @@ pub(crate) async fn what_kubectl_applied_of_an_export_is_taken_over_once(cluster
                  \"registry.example/app:2\"";
     farm.init(&[]).await?.expect(1).says(image);
     farm.component("rc3", "app", "", &DEPLOYMENT.replace("app:1'", "app:3', args: [-a, -x, -c]"))?;
-    farm.init(&[]).await?.expect(1).says(".args of \"kubectl\" is [\"…\",\"-b\",\"…\"] and would become [\"…\",\"-x\",\"…\"]");
+    farm.init(&[])
+        .await?
+        .expect(1)
+        .says(".args of \"kubectl\" is [\"…\",\"-b\",\"…\"] and would become [\"…\",\"-x\",\"…\"]");
     farm.init(&["--force-conflicts"]).await?.expect(0);
     Ok(())
 }

@@ -366,7 +366,8 @@ pub(crate) async fn a_namespace_that_never_ends_is_told_once(cluster: Arc<Cluste
     let map = |n| format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: m{n}, namespace: NS}}\n");
     farm.component("rc1", "maps", "", &(0..6).map(map).collect::<String>())?;
     farm.init(&[]).await?.expect(0);
-    let held = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: held, namespace: NS, finalizers: [example.org/hold]}\n";
+    let held =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: held, namespace: NS, finalizers: [example.org/hold]}\n";
     farm.kubectl(&["create", "--filename=-"], held).await?;
     let name = farm.namespace().to_owned();
     farm.kubectl(&["delete", "namespace", &name, "--wait=false"], "").await?;
@@ -403,7 +404,11 @@ pub(crate) async fn a_check_finds_what_init_would_refuse(cluster: Arc<Cluster>) 
     let conflict = "of \"kubectl-label\" is \"baseline\" and would become \"privileged\"";
     farm.init(&[]).await?.expect(1).says(conflict);
     let check = farm.run("check", &[]).await?.expect(1);
-    assert!(check.out.contains(&format!("fail  plan: Namespace {name}: fields belong to other managers")), "{}", check.out);
+    assert!(
+        check.out.contains(&format!("fail  plan: Namespace {name}: fields belong to other managers")),
+        "{}",
+        check.out
+    );
     assert!(check.out.contains(conflict) && check.out.contains("--force-conflicts"), "{}", check.out);
     // A plan that is refused is told to programs as init tells it.
     for verb in ["plan", "init"] {

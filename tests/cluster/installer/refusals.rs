@@ -165,7 +165,8 @@ pub(crate) async fn a_failure_that_a_run_has_mended_is_waited_out(cluster: Arc<C
     let run = farm.init(&[]).await?.expect(0);
     assert!(run.out.contains("not found (before this run; its controller will try again)"), "{}", run.out);
     // What nobody has mended is told when it has failed again, not at the deadline.
-    let quota = "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: none, namespace: NS}\nspec: {hard: {pods: '0'}}\n";
+    let quota =
+        "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: none, namespace: NS}\nspec: {hard: {pods: '0'}}\n";
     farm.kubectl(&["apply", "--filename=-"], quota).await?;
     farm.kubectl(&["wait", "--for=jsonpath={.status.hard.pods}=0", "resourcequota/none", "--timeout=30s"], "").await?;
     farm.kubectl(&["delete", "pods", "--selector=app=a", "--wait=false"], "").await?;

@@ -66,8 +66,13 @@ pub(in crate::cli) fn failure(error: InstallError) -> Failure {
             let first = errors.first().map_or(Code::Failed, code);
             let code = if errors.iter().all(|error| code(error) == first) { first } else { Code::Failed };
             // More time helps only when nothing else stands in the way.
-            let hint =
-                errors.iter().filter(|error| !late(error)).find_map(hint).or_else(|| errors.iter().find_map(hint));
+            let mut hints: Vec<String> = Vec::new();
+            for hint in errors.iter().filter(|error| !late(error)).filter_map(hint) {
+                if !hints.contains(&hint) {
+                    hints.push(hint);
+                }
+            }
+            let hint = if hints.is_empty() { errors.iter().find_map(hint) } else { Some(hints.join("\n      ")) };
             with_hint(Failure::new(code, InstallError::Observe(errors)), hint)
         }
         InstallError::Certificates(error) => {

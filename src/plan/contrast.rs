@@ -96,8 +96,8 @@ mod tests {
             (
                 json!(long(1)),
                 json!(long(2)),
-                r#""…xxxxxxxxxxxxx],\"n\":1,\"more\":\"yyyyyyyyyy…""#,
-                r#""…xxxxxxxxxxxxx],\"n\":2,\"more\":\"yyyyyyyyyy…""#,
+                r#""…xxxxxxxxxxxxxx],\"n\":1,\"more\":\"yyyyyyyyyyy…""#,
+                r#""…xxxxxxxxxxxxxx],\"n\":2,\"more\":\"yyyyyyyyyyy…""#,
             ),
         ] {
             assert_eq!(contrast(&a, &b), (left.to_owned(), right.to_owned()));

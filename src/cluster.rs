@@ -11,11 +11,13 @@ mod bulk;
 pub mod client;
 mod definition;
 mod delete;
+mod error;
 mod event;
 mod kinds;
 pub mod lock;
 pub mod observe;
 pub mod record;
+mod refusal;
 pub mod remains;
 mod request;
 mod retry;
@@ -28,8 +30,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use ask::Answer;
-pub use event::{Event, PlannedComponent, PlannedLevel, Reporter, Verb};
-pub use request::RequestError;
+pub use error::RequestError;
+pub(crate) use event::PRUNED;
+pub use event::{Event, PlannedComponent, PlannedKept, PlannedLevel, PlannedStep, Reporter, Verb};
 
 use crate::manifest::ObjectId;
 

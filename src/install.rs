@@ -6,6 +6,7 @@
 mod adopt;
 mod desired;
 mod fault;
+pub mod permissions;
 mod preflight;
 mod prune;
 mod rollback;
@@ -16,7 +17,7 @@ mod uninstall;
 
 use jiff::Timestamp;
 
-pub use adopt::{AdoptError, unadopt};
+pub use adopt::{AdoptError, release_values, unadopt};
 pub use fault::{ParseStopPoint, StopPoint};
 pub use preflight::{Refusal, Reviewed, beyond, review};
 pub use rollback::{prepare_rollback, rollback};

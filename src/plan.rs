@@ -5,6 +5,7 @@
 //! decide while it runs; it is printed exactly as it is executed, and Secret
 //! data is masked in everything printed. Pure.
 
+mod chart;
 mod check;
 mod contrast;
 mod definition;
@@ -26,6 +27,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+pub use chart::{Carried, ReleaseValues};
 pub use check::{Fault, check};
 pub use definition::{Tightened, Tightening, dropped_served, dropped_stored, storage, tightened, violates};
 pub use difference::{FieldChange, MASK, difference, is_secret, mask};
@@ -35,7 +37,7 @@ pub use ownership::{
     is_applied, is_ours, predecessors, resolve, taken_over, tracker, without, without_predecessors,
 };
 pub use prune::{Brake, Deletion, Pruned, Remains};
-pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Settings};
+pub use record::{Entry, FORMAT, HISTORY, Origin, Progress, Record, Revision, Run, Settings};
 pub use replace::{Cause, Loss, immutable, loss};
 pub use settled::is_settled;
 
@@ -121,6 +123,9 @@ pub struct Plan {
     /// Releases that Helm is made to forget at the end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub releases: Vec<HelmRelease>,
+    /// What is taken over of a release's values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub values: Option<ReleaseValues>,
     /// Entries of the inventory that stay although nothing wants them.
     #[serde(skip)]
     pub kept: Vec<Entry>,
@@ -320,7 +325,7 @@ pub fn plan(
     let Pruned { deletions, mut kept, .. } = remains;
     let untouched = installed.into_iter().flat_map(|record| &record.inventory);
     kept.extend(untouched.filter(|entry| desired.untouched.contains(&entry.component)).cloned());
-    let mut plan = Plan { levels, deletions, releases: Vec::new(), kept, brakes, made: 0, record: None };
+    let mut plan = Plan { levels, deletions, releases: Vec::new(), values: None, kept, brakes, made: 0, record: None };
     plan.record = record::pending(&plan, installed, settings);
     Ok(plan)
 }

@@ -41,6 +41,9 @@ pub struct Recorded {
     pub profile: Option<String>,
     /// Overrides of values: [`Values::overrides`] of the last run.
     pub overrides: BTreeMap<String, Value>,
+    /// Values of what is taken over, below those that are given: where they are
+    /// from, and a values file.
+    pub release: Option<(String, String)>,
 }
 
 /// A profile, its values, and what comes of them.
@@ -60,13 +63,12 @@ impl BundleArgs {
     /// # Errors
     /// Exit code 2 with every fault of the profile and the values.
     pub fn resolve(&self, recorded: Recorded, default_image: &str) -> Result<(Profile, Values), Failure> {
-        let profile = self.profile_name(&recorded);
-        let source = profile_source(profile)?;
+        let profile = profile_source(self.profile_name(&recorded))?;
         let (files, mut unread) = self.values_files();
         let request = Request {
-            profile: source,
+            profile,
             recorded: recorded.overrides,
-            files,
+            files: recorded.release.into_iter().chain(files).collect(),
             set: self.set.clone(),
             image: self.image.clone(),
             default_image: default_image.to_owned(),
@@ -93,6 +95,18 @@ impl BundleArgs {
             }
         }
         (files, faults)
+    }
+
+    /// Whether a value is valid by itself.
+    pub fn accepts(&self, name: &str, value: &Value) -> bool {
+        let Ok(profile) = profile_source(self.profile_name(&Recorded::default())) else { return false };
+        let text = serde_json::json!({name: value}).to_string();
+        let request = Request {
+            profile,
+            files: vec![(name.to_owned(), text)],
+            ..Request::named(DEFAULT_PROFILE, "unused/image:v0")
+        };
+        self.bundle().is_ok_and(|bundle| profile::resolve(bundle, &request).is_ok())
     }
 
     /// Reads the files, merges the values, renders the objects.

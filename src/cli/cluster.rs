@@ -19,13 +19,16 @@ use clap::{Args, Subcommand};
 
 use super::bundle::BundleArgs;
 use super::exit::Failure;
-use super::{Global, OutputArgs, block_on};
+use super::screen::TerminalArgs;
+use super::{Global, OutputArgs, block_on, report};
+use crate::cluster::Reporter;
+use view::Live;
 
 /// Install, plan, check and inspect the farm in a cluster.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
     /// Install or upgrade; safe to run again, after a crash too
-    Init(init::InitArgs),
+    Init(Box<init::InitArgs>),
     /// Print what `init` would do, and write nothing; exit code 3 when there are changes
     Plan(plan::PlanArgs),
     /// Check whether the cluster is fit for the farm, and what is installed; exit code 1 when something fails
@@ -51,7 +54,7 @@ pub struct LimitArgs {
 }
 
 /// How a run that writes is told, and what it may take.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct RunArgs {
     /// How to print events.
     #[command(flatten)]
@@ -59,9 +62,51 @@ pub struct RunArgs {
     /// Limits.
     #[command(flatten)]
     pub limits: LimitArgs,
+    /// What it is shown on.
+    #[command(flatten)]
+    pub terminal: TerminalArgs,
     /// How long the whole run may take
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
+}
+
+/// What is looked at, and how it is told.
+#[derive(Clone, Debug, Args)]
+pub struct LookArgs {
+    /// Which bundle.
+    #[command(flatten)]
+    pub bundle: BundleArgs,
+    /// How to print it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// Limits.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// How long the API server may take
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
+    pub timeout: Duration,
+}
+
+/// How a run that writes is told, in words.
+const LIVE: &str = "On a terminal its last lines show what is done, with what each part waits for and why; elsewhere, \
+    and where TERM is dumb, a line tells of everything that happens. With --output json each is a line of JSON, and so \
+    is a failure. Ctrl-C stops after the requests in flight, once more at once; the same command goes on from there.";
+
+/// Carries a run out, with a view where there is a terminal for it. In JSON,
+/// its failure is its last event.
+async fn told<T>(
+    args: &RunArgs,
+    global: &Global,
+    run: impl AsyncFnOnce(Reporter) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let output = args.output.output;
+    let live = Live::start(&args.terminal, global, output);
+    let result = run(live.as_ref().map_or_else(|| report::reporter(global, output), Live::reporter)).await;
+    if let Some(live) = live {
+        live.end(result.is_ok()).await;
+    }
+    report::failed(output, &result);
+    result
 }
 
 /// Which installation.
@@ -83,7 +128,7 @@ impl WhereArgs {
 /// Runs the command.
 pub fn run(command: ClusterCommand, global: &Global) -> Result<(), Failure> {
     match command {
-        ClusterCommand::Init(args) => block_on(init::run(args, global)),
+        ClusterCommand::Init(args) => block_on(init::run(*args, global)),
         ClusterCommand::Plan(args) => block_on(plan::run(args, global)),
         ClusterCommand::Check(args) => block_on(check::run(*args, global)),
         ClusterCommand::Status(args) => block_on(status::run(args, global)),

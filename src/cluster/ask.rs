@@ -4,7 +4,7 @@
 use http::Request;
 use serde_json::Value;
 
-use super::request::{lacking, may_pass};
+use super::refusal::{lacking, may_pass};
 use super::{Cluster, RequestError};
 
 /// What came of a question.

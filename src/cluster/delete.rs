@@ -67,8 +67,8 @@ impl Cluster {
                 () = self.interrupt.cancelled() => return Err(RequestError::Interrupted),
             };
             match change {
-                Ok(Some(Ok(None)) | None) => return Ok(()),
-                Ok(Some(Ok(Some(object)))) if object.metadata.uid.as_deref() != Some(uid) => return Ok(()),
+                Ok(Some(Ok(None)) | None) => break,
+                Ok(Some(Ok(Some(object)))) if object.metadata.uid.as_deref() != Some(uid) => break,
                 Ok(Some(Ok(Some(object)))) => live = serde_json::to_value(object).ok(),
                 Ok(Some(Err(_))) => tokio::time::sleep(super::retry::pause(1, None)).await,
                 Err(_) => {
@@ -82,6 +82,10 @@ impl Cluster {
                 }
             }
         }
+        if said {
+            self.report(Event::Gone { object: id.clone() });
+        }
+        Ok(())
     }
 
     /// Which finalizers hold an object, whose they are, and whether those still live.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::manifest::{ObjectId, Runlevel};
-use crate::plan::{Counts, Level, Plan, Progress};
+use crate::plan::{Counts, Deletion, Level, Plan, Progress};
 
 /// Where events go.
 pub type Reporter = Arc<dyn Fn(Event) + Send + Sync>;
@@ -23,6 +23,16 @@ pub enum Event {
         counts: Counts,
         /// Every level that has objects, in order.
         levels: Vec<PlannedLevel>,
+        /// What is deleted when every level is ready.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        steps: Vec<PlannedStep>,
+    },
+    /// An installation is about to be removed.
+    Removing {
+        /// What goes, in order.
+        steps: Vec<PlannedStep>,
+        /// What stays.
+        kept: Vec<PlannedKept>,
     },
     /// Nothing has to be written.
     UpToDate,
@@ -47,10 +57,29 @@ pub enum Event {
         /// What was done.
         verb: Verb,
     },
+    /// Objects begin to be deleted.
+    Step {
+        /// What they are.
+        title: String,
+        /// How many they are.
+        deletions: usize,
+    },
     /// An object was deleted, or will be gone when its finalizers are done.
     Deleted {
         /// The object.
         object: ObjectId,
+    },
+    /// An object that was deleted, and had to be waited for, is gone.
+    Gone {
+        /// The object.
+        object: ObjectId,
+    },
+    /// Every object of a step is gone.
+    StepDone {
+        /// Which one.
+        title: String,
+        /// Since the step began.
+        duration_ms: u64,
     },
     /// An object that is no longer part of the installation stays.
     Kept {
@@ -121,6 +150,35 @@ fn count<S: serde::Serializer>(objects: &[ObjectId], serializer: S) -> Result<S:
     objects.len().serialize(serializer)
 }
 
+/// Objects that are deleted together.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedStep {
+    /// What they are.
+    pub title: String,
+    /// The objects.
+    pub objects: Vec<ObjectId>,
+}
+
+impl PlannedStep {
+    /// The step that deletes these; nothing when there are none.
+    pub fn of(title: &str, deletions: &[Deletion]) -> Option<Self> {
+        let objects: Vec<ObjectId> = deletions.iter().map(|deletion| deletion.id.clone()).collect();
+        (!objects.is_empty()).then(|| Self { title: title.to_owned(), objects })
+    }
+}
+
+/// An object that stays.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedKept {
+    /// The object.
+    pub object: ObjectId,
+    /// Why.
+    pub why: String,
+}
+
+/// What is pruned, as a step.
+pub(crate) const PRUNED: &str = "what is no longer wanted";
+
 impl Event {
     /// A plan is made.
     pub fn planned(plan: &Plan) -> Self {
@@ -134,7 +192,11 @@ impl Event {
             }
             PlannedLevel { runlevel: level.runlevel, components: components.into_values().collect() }
         };
-        Self::Planned { counts: plan.counts(), levels: plan.levels.iter().map(level).collect() }
+        Self::Planned {
+            counts: plan.counts(),
+            levels: plan.levels.iter().map(level).collect(),
+            steps: PlannedStep::of(PRUNED, &plan.deletions).into_iter().collect(),
+        }
     }
 }
 
@@ -154,6 +216,10 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Planned { counts, .. } => write!(f, "plan: {counts}"),
+            Self::Removing { steps, kept } => {
+                let count: usize = steps.iter().map(|step| step.objects.len()).sum();
+                write!(f, "removing: {count} to delete, {} kept", kept.len())
+            }
             Self::UpToDate => write!(f, "nothing to write"),
             Self::Recorded { state: Progress::Applying } => write!(f, "recorded the intent"),
             Self::Recorded { state: Progress::Installed } => write!(f, "recorded the success"),
@@ -165,7 +231,10 @@ impl fmt::Display for Event {
             Self::Applied { object, verb: Verb::Created } => write!(f, "created {object}"),
             Self::Applied { object, verb: Verb::Configured } => write!(f, "configured {object}"),
             Self::Applied { object, verb: Verb::Recreated } => write!(f, "recreated {object}"),
+            Self::Step { title, deletions } => write!(f, "{title}: {deletions} to delete"),
             Self::Deleted { object } => write!(f, "deleted {object}"),
+            Self::Gone { object } => write!(f, "gone {object}"),
+            Self::StepDone { title, duration_ms } => write!(f, "{title}: gone after {duration_ms} ms"),
             Self::Kept { object, why } => write!(f, "kept {object}: {why}"),
             Self::Waiting { object, why } => write!(f, "waiting for {object}: {why}"),
             Self::Ready { object } => write!(f, "ready {object}"),

@@ -258,17 +258,23 @@ async fn predict(
     let mut means = Means::default();
     if object.id.kind == "CustomResourceDefinition" && !look {
         means.migrates = definition::examine(cluster, object, &live).await?;
-        if !means.migrates.is_empty() {
-            // Refused until the objects are moved: what it becomes is what is asked for.
-            let mut predicted = live.clone();
-            predicted["spec"]["versions"] = object.body["spec"]["versions"].clone();
-            return Ok(Observation::Present { live, predicted, means });
-        }
     }
     // What a predecessor still owned when we first applied is its own from then on.
     let first = !plan::is_applied(&live);
     means.predecessors =
         if bundle.consent.adopt || (first && plan::is_ours(&live)) { plan::predecessors(&live) } else { Vec::new() };
+    if !means.migrates.is_empty() {
+        // Refused until the objects are moved: what it becomes is what is asked
+        // for. Conflicts come before that, and are as they will be.
+        if let Err(error) = apply_as_allowed(cluster, bundle, object, &live, &mut means).await
+            && !is_stored(&error)
+        {
+            return Err(error);
+        }
+        let mut predicted = live.clone();
+        predicted["spec"]["versions"] = object.body["spec"]["versions"].clone();
+        return Ok(Observation::Present { live, predicted, means });
+    }
     let predicted = match apply_as_allowed(cluster, bundle, object, &live, &mut means).await {
         Ok(predicted) => predicted,
         // What a predecessor has set, and goes, may be what makes it invalid:
@@ -305,6 +311,12 @@ async fn predict(
         }
         Err(error) => replace(cluster, bundle, object, live, error).await,
     }
+}
+
+/// Whether a definition is refused for nothing but a version that objects are stored in.
+fn is_stored(error: &RequestError) -> bool {
+    let RequestError::Refused { code: 422, causes, .. } = error else { return false };
+    !causes.is_empty() && causes.iter().all(|cause| cause.field.starts_with("status.storedVersions"))
 }
 
 /// What our apply would make of an object, with conflicts resolved.

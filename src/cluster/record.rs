@@ -199,8 +199,8 @@ pub async fn save(
     let body = serde_json::to_value(map).map_err(malformed)?;
     let saved = cluster.apply(&id(namespace), &body, Mode::Write { force: true }).await;
     saved.map_err(|source| RecordError::Request { what: "write", source })?;
-    cluster.report(Event::Recorded { state: record.state });
-    if record.finished.is_some() {
+    cluster.report(Event::Recorded { state: record.run.state });
+    if record.run.finished.is_some() {
         let revisions = record.history.iter().flat_map(|revision| &revision.objects);
         let named: BTreeSet<&String> = written.parts.iter().chain(revisions).collect();
         parts::sweep(cluster, namespace, &named).await;

@@ -181,7 +181,7 @@ impl Cluster {
 
     /// Every kind that lives in namespaces and can be listed and deleted. An
     /// API service that is down hides its kinds, and is named.
-    async fn namespaced_kinds(&self) -> Result<Vec<(ApiResource, ObjectId)>, RequestError> {
+    pub(crate) async fn namespaced_kinds(&self) -> Result<Vec<(ApiResource, ObjectId)>, RequestError> {
         let none = ObjectId {
             group: String::new(),
             version: String::new(),

@@ -14,13 +14,14 @@ use kube::core::DynamicObject;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::InstallError;
 use super::desired::secret_id;
+use super::{InstallError, permissions};
 use crate::cluster::apply::Mode;
 use crate::cluster::{Cluster, Event, RequestError};
-use crate::manifest::{ObjectId, Runlevel};
+use crate::manifest::{ObjectId, Rendered, Runlevel};
 use crate::names::INSTALLER_MANAGER;
 use crate::plan::{self, Deletion, HelmRelease, Observation, Observations, Plan};
+use crate::preflight::access;
 
 /// The chart of the reference.
 const CHART: &str = "buildkit-operator";
@@ -58,8 +59,11 @@ pub(super) async fn extend(
     observed: &Observations,
     namespace: &str,
 ) -> Result<(), InstallError> {
-    for (release, manifest) in releases(cluster, observed, namespace).await.map_err(InstallError::Adopt)? {
-        let retired = retired(cluster, plan, &release, &manifest).await.map_err(InstallError::Apply)?;
+    for Release { release, manifest, .. } in
+        releases(cluster, observed, namespace).await.map_err(InstallError::Adopt)?
+    {
+        let retired = retired(cluster, plan, &release, &manifest).await;
+        let retired = retired.map_err(|error| InstallError::Observe(vec![error]))?;
         // They act on the same objects as what is installed: they go first.
         plan.deletions.splice(0..0, retired);
         plan.releases.push(release);
@@ -70,13 +74,26 @@ pub(super) async fn extend(
     Ok(())
 }
 
-/// Releases that Helm still knows, with the manifests of their last version:
+/// The last version of a release.
+struct Release {
+    release: HelmRelease,
+    manifest: String,
+    /// What the user had set.
+    config: Value,
+}
+
+/// What users had set of the releases of the reference in this namespace.
+///
+/// # Errors
+/// When they cannot be read.
+pub async fn release_values(cluster: &Cluster, namespace: &str) -> Result<Vec<(HelmRelease, Value)>, InstallError> {
+    let releases = releases(cluster, &Observations::new(), namespace).await.map_err(InstallError::Adopt)?;
+    Ok(releases.into_iter().map(|Release { release, config, .. }| (release, config)).collect())
+}
+
+/// Releases that Helm still knows, in their last version:
 /// those that observed objects belong to, and the reference's in our namespace.
-async fn releases(
-    cluster: &Cluster,
-    observed: &Observations,
-    namespace: &str,
-) -> Result<Vec<(HelmRelease, String)>, AdoptError> {
+async fn releases(cluster: &Cluster, observed: &Observations, namespace: &str) -> Result<Vec<Release>, AdoptError> {
     let live = observed.values().filter_map(|observation| match observation {
         Observation::Present { live, .. } | Observation::Immutable { live, .. } => Some(live),
         // What is settled belongs to no release.
@@ -97,10 +114,11 @@ async fn releases(
         }
         for (name, (_, secret)) in last {
             let release = HelmRelease { name, namespace: namespace.to_owned() };
-            let content = content(namespace, &secret)?;
+            let mut content = content(namespace, &secret)?;
             let text = |pointer: &str| content.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
             if named.contains(&release) || text("/chart/metadata/name") == CHART {
-                found.push((release, text("/manifest")));
+                let manifest = text("/manifest");
+                found.push(Release { release, manifest, config: content["config"].take() });
             }
         }
     }
@@ -132,16 +150,10 @@ async fn retired(
     release: &HelmRelease,
     manifest: &str,
 ) -> Result<Vec<Deletion>, RequestError> {
-    let wanted: BTreeSet<(String, String, Option<String>, String)> =
-        plan.changes().map(|change| place(&change.id)).collect();
+    let wanted: BTreeSet<Place> = plan.changes().map(|change| place(&change.id)).collect();
     let mut retired = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(manifest) {
-        let Ok(body) = Value::deserialize(document) else { continue };
-        let Some(id) = identity(&body, &release.namespace) else { continue };
-        let component = body.pointer("/metadata/labels/app.kubernetes.io~1component").and_then(Value::as_str);
-        let acts = matches!(component, Some("buildd" | "gateway"))
-            && !matches!(id.kind.as_str(), "ConfigMap" | "Secret" | "Ingress" | "Namespace");
-        if !acts || wanted.contains(&place(&id)) || cluster.find_resource(&id).await?.is_none() {
+    for id in acting(release, manifest).into_iter().filter(|id| !wanted.contains(&place(id))) {
+        if cluster.find_resource(&id).await?.is_none() {
             continue;
         }
         let Some(live) = cluster.get(&id).await? else { continue };
@@ -156,7 +168,34 @@ async fn retired(
     Ok(retired)
 }
 
-fn place(id: &ObjectId) -> (String, String, Option<String>, String) {
+/// What of a release's manifest acts by itself.
+fn acting(release: &HelmRelease, manifest: &str) -> Vec<ObjectId> {
+    let mut acting = Vec::new();
+    for document in serde_yaml::Deserializer::from_str(manifest) {
+        let Ok(body) = Value::deserialize(document) else { continue };
+        let Some(id) = identity(&body, &release.namespace) else { continue };
+        let component = body.pointer("/metadata/labels/app.kubernetes.io~1component").and_then(Value::as_str);
+        if matches!(component, Some("buildd" | "gateway"))
+            && !matches!(id.kind.as_str(), "ConfigMap" | "Secret" | "Ingress" | "Namespace")
+        {
+            acting.push(id);
+        }
+    }
+    acting
+}
+
+/// What of the releases in our namespace may have to go, beside what is installed.
+pub(super) async fn retiring(cluster: &Cluster, rendered: &Rendered) -> Result<BTreeSet<ObjectId>, AdoptError> {
+    let wanted: BTreeSet<Place> = access::identities(rendered).iter().map(place).collect();
+    let releases = releases(cluster, &Observations::new(), &rendered.operator_namespace).await?;
+    let all = releases.iter().flat_map(|found| acting(&found.release, &found.manifest));
+    Ok(all.filter(|id| !wanted.contains(&place(id))).collect())
+}
+
+/// An object's place, whatever its version.
+type Place = (String, String, Option<String>, String);
+
+fn place(id: &ObjectId) -> Place {
     (id.group.clone(), id.kind.clone(), id.namespace.clone(), id.name.clone())
 }
 
@@ -204,7 +243,12 @@ pub(super) async fn forget(cluster: &Cluster, release: &HelmRelease) -> Result<(
 ///
 /// # Errors
 /// When there are none, or when a request fails.
-pub async fn unadopt(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, AdoptError> {
+pub async fn unadopt(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, InstallError> {
+    permissions::to_give_back(cluster, namespace).await?;
+    give_back(cluster, namespace).await.map_err(InstallError::Adopt)
+}
+
+async fn give_back(cluster: &Cluster, namespace: &str) -> Result<Vec<String>, AdoptError> {
     let mut names = BTreeSet::new();
     for copy in cluster.labelled(&secret_id(namespace, ""), COPY).await? {
         let annotations = copy.metadata.annotations.as_ref();

@@ -3,11 +3,12 @@
 
 use std::fmt;
 
-use super::{InstallError, Installation};
+use super::{AdoptError, InstallError, Installation, permissions};
 use crate::certificate::issue::IssueError;
-use crate::cluster::record::RecordError;
+use crate::cluster::record::{self, RecordError};
 use crate::cluster::{Cluster, Event, RequestError};
 use crate::plan::{Cause, Plan, Record};
+use crate::preflight::access::Besides;
 use crate::preflight::{Check, Finding, Report, Verdict, ask};
 
 /// A plan, and what the checks say of the cluster; nothing when there is
@@ -111,7 +112,12 @@ pub async fn review(cluster: &Cluster, wanted: &Installation, prepared: Prepared
     if plan.is_empty() {
         return Ok(Reviewed { plan, report: Report::default() });
     }
-    let report = ask::before(cluster, &wanted.rendered).await.map_err(|error| InstallError::Observe(vec![error]))?;
+    let mut besides = Besides::from(&plan);
+    if wanted.options.adopt {
+        besides.releases.insert(wanted.rendered.operator_namespace.clone());
+    }
+    let report = ask::before(cluster, &wanted.rendered, &besides).await;
+    let report = report.map_err(|error| InstallError::Observe(vec![error]))?;
     Ok(Reviewed { plan, report })
 }
 
@@ -129,14 +135,21 @@ fn is_refusal(error: &InstallError) -> bool {
     };
     match error {
         InstallError::Observe(errors) => errors.iter().any(refused),
-        InstallError::Record(RecordError::Request { source, .. }) => refused(source),
+        InstallError::Record(RecordError::Request { source, .. })
+        | InstallError::Adopt(AdoptError::Request(source)) => refused(source),
         _ => false,
     }
 }
 
 /// The error with the findings that fail; as it was when none does.
 async fn explained(cluster: &Cluster, wanted: &Installation, error: InstallError) -> InstallError {
-    let Ok(report) = ask::before(cluster, &wanted.rendered).await else { return error };
+    let rendered = &wanted.rendered;
+    let record = record::load(cluster, &rendered.operator_namespace).await.ok().flatten();
+    let mut besides = permissions::besides(cluster, rendered, record.as_ref()).await.unwrap_or_default();
+    if wanted.options.adopt {
+        besides.releases.insert(rendered.operator_namespace.clone());
+    }
+    let Ok(report) = ask::before(cluster, rendered, &besides).await else { return error };
     let Some(mut refusal) = Refusal::of(&report) else { return error };
     refusal.others = beyond(error, &refusal.findings).into_iter().map(|error| (error, None)).collect();
     InstallError::Preflight(Box::new(refusal))
@@ -157,7 +170,12 @@ pub fn beyond(error: InstallError, findings: &[Finding]) -> Vec<InstallError> {
         InstallError::Observe(errors) => {
             errors.into_iter().filter(|error| !is_told(error)).map(|error| InstallError::Observe(vec![error])).collect()
         }
-        InstallError::Record(RecordError::Request { source, .. }) if is_told(&source) => Vec::new(),
+        InstallError::Record(RecordError::Request { source, .. })
+        | InstallError::Adopt(AdoptError::Request(source))
+            if is_told(&source) =>
+        {
+            Vec::new()
+        }
         InstallError::Certificates(IssueError::NotProvided(_)) if fails(Check::Secrets) => Vec::new(),
         other => vec![other],
     }

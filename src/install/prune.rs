@@ -16,7 +16,8 @@ pub(super) async fn pruned(
         return Ok(Pruned::default());
     }
     let inventory = installed.map(|record| record.inventory.as_slice()).unwrap_or_default();
-    let remains = remains::remains(cluster, unwanted, inventory).await.map_err(InstallError::Apply)?;
+    let remains = remains::remains(cluster, unwanted, inventory).await;
+    let remains = remains.map_err(|error| InstallError::Observe(vec![error]))?;
     for (entry, remains) in &remains {
         let why = match remains {
             Remains::NotOurs(why) => why.clone(),
@@ -26,6 +27,24 @@ pub(super) async fn pruned(
         cluster.report(Event::Kept { object: entry.id.clone(), why });
     }
     Ok(Pruned::new(remains))
+}
+
+/// Deletes objects that belong together, and tells when.
+pub(super) async fn step(
+    cluster: &Cluster,
+    title: &str,
+    deletions: &[Deletion],
+    gone: impl FnMut(&ObjectId),
+) -> Result<(), InstallError> {
+    if deletions.is_empty() {
+        return Ok(());
+    }
+    let began = super::clock();
+    cluster.report(Event::Step { title: title.to_owned(), deletions: deletions.len() });
+    prune(cluster, deletions, gone).await?;
+    let duration_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    cluster.report(Event::StepDone { title: title.to_owned(), duration_ms });
+    Ok(())
 }
 
 /// Deletes objects in order, those of one wave at once, and waits for each wave

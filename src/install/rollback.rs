@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
 
-use super::{InstallError, Installation, Prepared, decide, locked, run};
+use super::{InstallError, Installation, Prepared, decide, locked, permissions, run};
 use crate::cluster::observe::Rehearsed;
 use crate::cluster::record;
 use crate::cluster::{Cluster, Event};
@@ -25,20 +25,45 @@ pub async fn prepare_rollback(
     wanted: &Installation,
     number: Option<u32>,
 ) -> Result<(Installation, Prepared, u32), InstallError> {
-    let namespace = &wanted.rendered.operator_namespace;
-    let installed = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
-    let record = installed.ok_or_else(|| InstallError::Nothing("nothing is installed in this cluster".into()))?;
-    let revision = choose(&record, number)?.clone();
-    let objects = record::objects(cluster, namespace, &revision).await.map_err(InstallError::Record)?;
-    let objects: Vec<Object> = stream::iter(objects)
-        .map(|object| async move { with_live_data(cluster, object).await })
-        .buffered(16)
-        .try_collect()
-        .await?;
-    let desired = Desired { objects, ..Desired::default() };
-    let earlier = Installation { settings: revision.settings.clone(), ..wanted.clone() };
-    let prepared = decide(cluster, &earlier, desired, Some(record), &Rehearsed::default()).await?;
-    Ok((earlier, prepared, revision.revision))
+    let goal = Goal::find(cluster, wanted, number).await?;
+    permissions::to_roll_back(cluster, &wanted.rendered, goal.objects.clone(), &goal.record).await?;
+    goal.prepare(cluster, wanted).await
+}
+
+/// A revision to go back to.
+struct Goal {
+    record: Record,
+    revision: Revision,
+    /// Without Secret data.
+    objects: Vec<Object>,
+}
+
+impl Goal {
+    async fn find(cluster: &Cluster, wanted: &Installation, number: Option<u32>) -> Result<Self, InstallError> {
+        let namespace = &wanted.rendered.operator_namespace;
+        let installed = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
+        let record = installed.ok_or_else(|| InstallError::Nothing("nothing is installed in this cluster".into()))?;
+        let revision = choose(&record, number)?.clone();
+        let objects = record::objects(cluster, namespace, &revision).await.map_err(InstallError::Record)?;
+        Ok(Self { record, revision, objects })
+    }
+
+    async fn prepare(
+        self,
+        cluster: &Cluster,
+        wanted: &Installation,
+    ) -> Result<(Installation, Prepared, u32), InstallError> {
+        let Self { record, revision, objects } = self;
+        let objects: Vec<Object> = stream::iter(objects)
+            .map(|object| async move { with_live_data(cluster, object).await })
+            .buffered(16)
+            .try_collect()
+            .await?;
+        let desired = Desired { objects, ..Desired::default() };
+        let earlier = Installation { settings: revision.run.settings.clone(), ..wanted.clone() };
+        let prepared = decide(cluster, &earlier, desired, Some(record), &Rehearsed::default()).await?;
+        Ok((earlier, prepared, revision.revision))
+    }
 }
 
 /// Goes back to an earlier revision.
@@ -54,7 +79,8 @@ pub async fn rollback(cluster: &Cluster, wanted: &Installation, number: Option<u
     }
     run::brake(&prepared.plan, &earlier.options)?;
     locked(cluster, &wanted.rendered.operator_namespace, async {
-        let (earlier, prepared, _) = prepare_rollback(cluster, wanted, Some(revision)).await?;
+        let goal = Goal::find(cluster, wanted, Some(revision)).await?;
+        let (earlier, prepared, _) = goal.prepare(cluster, wanted).await?;
         run::carry_out(cluster, &earlier, prepared, Origin::Rollback(revision)).await
     })
     .await

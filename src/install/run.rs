@@ -5,7 +5,7 @@ use crate::cluster::apply::{self, Mode};
 use crate::cluster::observe::Policies;
 use crate::cluster::record::{self, Snapshot};
 use crate::cluster::wait;
-use crate::cluster::{Cluster, Event, Verb};
+use crate::cluster::{Cluster, Event, PRUNED, Verb};
 use crate::plan::{Action, Origin, Plan, Record};
 
 /// What is noted while a plan is carried out.
@@ -69,7 +69,7 @@ pub(super) async fn carry_out(
 
 async fn write(cluster: &Cluster, wanted: &Installation, plan: &Plan, record: &mut Record) -> Result<(), InstallError> {
     levels(cluster, plan, &wanted.rendered.policies, &mut Journal::of(record, &wanted.options)).await?;
-    prune::prune(cluster, &plan.deletions, |id| record.removed(id)).await?;
+    prune::step(cluster, PRUNED, &plan.deletions, |id| record.removed(id)).await?;
     for release in &plan.releases {
         adopt::forget(cluster, release).await.map_err(InstallError::Adopt)?;
     }

@@ -92,18 +92,18 @@ pub async fn status(cluster: &Cluster, installed: &Installation, record: &Record
     let policies = &installed.rendered.policies;
     let observed = observe::observe(cluster, &desired.objects, policies, consent, &rehearsed).await;
     let observed = observed.map_err(InstallError::Observe)?;
-    let plan = plan::plan(&desired, &observed, Pruned::default(), Some(record), &record.settings)
+    let plan = plan::plan(&desired, &observed, Pruned::default(), Some(record), &record.run.settings)
         .map_err(InstallError::Plan)?;
     let (missing, drift): (Vec<&Change>, Vec<&Change>) =
         plan.changes().filter(|change| change.action.is_change()).partition(|change| change.action == Action::Create);
     Ok(Status {
         installed: true,
-        state: record.state,
-        message: record.message.clone(),
-        profile: record.settings.profile.clone(),
-        version: record.version.clone(),
+        state: record.run.state,
+        message: record.run.message.clone(),
+        profile: record.run.settings.profile.clone(),
+        version: record.run.version.clone(),
         namespace: installed.rendered.operator_namespace.clone(),
-        image: record.settings.image.clone(),
+        image: record.run.settings.image.clone(),
         levels: levels(cluster, &desired.objects, &observed, &installed.rendered.policies).await,
         missing: missing.into_iter().map(|change| change.id.clone()).collect(),
         drift: drift.into_iter().cloned().collect(),

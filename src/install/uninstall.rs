@@ -9,9 +9,9 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{InstallError, locked, now, prune};
+use super::{InstallError, locked, now, permissions, prune};
 use crate::cluster::record::{self, NAME};
-use crate::cluster::{Cluster, Event, RequestError, remains};
+use crate::cluster::{Cluster, Event, PlannedKept, PlannedStep, RequestError, remains};
 use crate::manifest::export::BOOTSTRAP;
 use crate::manifest::{ObjectId, Runlevel};
 use crate::names::INSTALLER_MANAGER;
@@ -59,6 +59,17 @@ pub struct Kept {
     pub why: String,
 }
 
+/// The step that goes last.
+const LAST: &str = "namespace of the record";
+
+impl Removal {
+    fn event(&self) -> Event {
+        let steps = self.steps.iter().filter_map(|step| PlannedStep::of(step.title, &step.deletions)).collect();
+        let kept = self.kept.iter().map(|kept| PlannedKept { object: kept.id.clone(), why: kept.why.clone() });
+        Event::Removing { steps, kept: kept.collect() }
+    }
+}
+
 impl fmt::Display for Removal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for step in self.steps.iter().filter(|step| !step.deletions.is_empty()) {
@@ -77,9 +88,9 @@ impl fmt::Display for Removal {
 /// # Errors
 /// When nothing is installed, when builds run, when the cluster cannot be looked at.
 pub async fn prepare_uninstall(cluster: &Cluster, namespace: &str, scope: Scope) -> Result<Removal, InstallError> {
-    let record = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
-    let record = record.ok_or_else(|| InstallError::Nothing("nothing is installed in this cluster".into()))?;
-    Look { cluster, scope, namespace, record }.decide().await
+    let look = Look::new(cluster, namespace, scope).await?;
+    permissions::to_uninstall(cluster, &look.record, namespace, scope.delete_caches).await?;
+    look.decide().await
 }
 
 struct Look<'a> {
@@ -89,7 +100,13 @@ struct Look<'a> {
     record: Record,
 }
 
-impl Look<'_> {
+impl<'a> Look<'a> {
+    async fn new(cluster: &'a Cluster, namespace: &'a str, scope: Scope) -> Result<Self, InstallError> {
+        let record = record::load(cluster, namespace).await.map_err(InstallError::Record)?;
+        let record = record.ok_or_else(|| InstallError::Nothing("nothing is installed in this cluster".into()))?;
+        Ok(Self { cluster, scope, namespace, record })
+    }
+
     async fn decide(self) -> Result<Removal, InstallError> {
         let (mut ours, mut kept, mut tracked) = (Vec::new(), Vec::new(), Vec::new());
         let mut all = self.live().await?;
@@ -122,7 +139,7 @@ impl Look<'_> {
             Step { title: "caches", deletions: caches },
             Step { title: "definitions", deletions: definitions },
             Step { title: "namespaces", deletions: namespaces },
-            Step { title: "namespace of the record", deletions: last.iter().cloned().collect() },
+            Step { title: LAST, deletions: last.iter().cloned().collect() },
         ];
         Ok(Removal { steps, kept, record: self.record, last })
     }
@@ -302,15 +319,16 @@ pub async fn uninstall(
     // Whether there is anything, and whether it may go, before the lock.
     prepare_uninstall(cluster, namespace, scope).await?;
     let removal = locked(cluster, namespace, async {
-        let mut removal = prepare_uninstall(cluster, namespace, scope).await?;
-        removal.record.state = Progress::Uninstalling;
-        removal.record.finished = None;
+        let mut removal = Look::new(cluster, namespace, scope).await?.decide().await?;
+        cluster.report(removal.event());
+        removal.record.run.state = Progress::Uninstalling;
+        removal.record.run.finished = None;
         record::save(cluster, namespace, &mut removal.record, None).await.map_err(InstallError::Record)?;
         super::fault::stop_at(stop_after, super::StopPoint::Intent);
         let result = remove(cluster, &mut removal, stop_after).await;
         if let Err(error) = result {
-            removal.record.message = Some(error.to_string());
-            removal.record.finished = Some(now());
+            removal.record.run.message = Some(error.to_string());
+            removal.record.run.finished = Some(now());
             let saved = record::save(&cluster.last_words(), namespace, &mut removal.record, None).await;
             return Err(saved.map_err(InstallError::Record).err().map_or(error, |later| later));
         }
@@ -322,7 +340,7 @@ pub async fn uninstall(
     .await?;
     // With it go record and lock.
     if let Some(last) = &removal.last {
-        prune::prune(cluster, std::slice::from_ref(last), |_| {}).await?;
+        prune::step(cluster, LAST, std::slice::from_ref(last), |_| {}).await?;
     }
     Ok(removal)
 }
@@ -342,7 +360,7 @@ async fn remove(
             record.removed(id);
             countdown.tick();
         };
-        prune::prune(cluster, &step.deletions, gone).await?;
+        prune::step(cluster, step.title, &step.deletions, gone).await?;
     }
     Ok(())
 }

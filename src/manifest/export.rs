@@ -11,6 +11,8 @@ mod kustomize;
 mod note;
 mod plain;
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -118,6 +120,24 @@ fn levels<'g, 'a>(groups: &'g [Group<'a>]) -> impl Iterator<Item = (Runlevel, &'
 fn documents<'v>(bodies: impl IntoIterator<Item = &'v Value>) -> String {
     let documents: Vec<String> = bodies.into_iter().map(emit::to_yaml).collect();
     format!("# {HEADER}, version {}\n{}", crate::VERSION, documents.join("---\n"))
+}
+
+/// An object of somebody else's kind.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest<'a, S> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: Metadata<'a>,
+    spec: S,
+}
+
+#[derive(Serialize)]
+struct Metadata<'a> {
+    name: String,
+    namespace: &'a str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<&'static str, String>,
 }
 
 /// One object of somebody else's kind as a file.

@@ -25,6 +25,9 @@ impl fmt::Display for Counts {
 /// count in the last line.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(values) = &self.values {
+            write!(f, "{values}")?;
+        }
         for level in &self.levels {
             if !level.changes.iter().any(|change| change.action.is_change()) {
                 continue;

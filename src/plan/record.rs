@@ -21,21 +21,9 @@ pub const HISTORY: usize = 10;
 pub struct Record {
     /// Version of the format.
     pub format: u32,
-    /// How far the last run came.
-    pub state: Progress,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// Version of the executable that ran last.
-    pub version: String,
-    /// What was asked for.
+    /// The last run.
     #[serde(flatten)]
-    pub settings: Settings,
-    /// When the last run began to write.
-    pub started: Timestamp,
-    /// When it ended; absent while it runs, and when it was cut off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub finished: Option<Timestamp>,
+    pub run: Run,
     /// Everything that was ever applied and not yet removed. Kept in parts
     /// beside the record, as it may be large.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -45,14 +33,10 @@ pub struct Record {
     pub history: Vec<Revision>,
 }
 
-/// One run that wrote.
+/// What a run was asked for, and how far it came.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Revision {
-    /// Its number, from 1.
-    pub revision: u32,
-    /// What it was.
-    pub origin: Origin,
+pub struct Run {
     /// How far it came.
     pub state: Progress,
     /// Why it failed.
@@ -65,9 +49,22 @@ pub struct Revision {
     pub settings: Settings,
     /// When it began to write.
     pub started: Timestamp,
-    /// When it ended.
+    /// When it ended; absent while it runs, and when it was cut off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished: Option<Timestamp>,
+}
+
+/// One run that wrote.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Revision {
+    /// Its number, from 1.
+    pub revision: u32,
+    /// What it was.
+    pub origin: Origin,
+    /// The run itself.
+    #[serde(flatten)]
+    pub run: Run,
     /// What it changed.
     pub counts: Counts,
     /// Where its objects are kept, without Secret data.
@@ -145,31 +142,23 @@ impl Record {
     /// applied, and everything that was applied before and is still there.
     pub fn intent(plan: &Plan, installed: Option<&Self>, settings: &Settings, origin: Origin, now: Timestamp) -> Self {
         let mut history = installed.map(|record| record.history.clone()).unwrap_or_default();
-        let revision = Revision {
+        let run = Run {
+            state: Progress::Applying,
+            message: None,
+            version: crate::VERSION.into(),
+            settings: settings.clone(),
+            started: now,
+            finished: None,
+        };
+        history.push(Revision {
             revision: history.last().map_or(1, |last| last.revision.saturating_add(1)),
             origin,
-            state: Progress::Applying,
-            message: None,
-            version: crate::VERSION.into(),
-            settings: settings.clone(),
-            started: now,
-            finished: None,
+            run: run.clone(),
             counts: plan.counts(),
             objects: Vec::new(),
-        };
-        history.push(revision);
+        });
         history.drain(..history.len().saturating_sub(HISTORY));
-        Self {
-            format: FORMAT,
-            state: Progress::Applying,
-            message: None,
-            version: crate::VERSION.into(),
-            settings: settings.clone(),
-            started: now,
-            finished: None,
-            inventory: inventory(plan, installed),
-            history,
-        }
+        Self { format: FORMAT, run, inventory: inventory(plan, installed), history }
     }
 
     /// Notes the UID of an applied object.
@@ -186,13 +175,11 @@ impl Record {
 
     /// The record to write at the end: `failure` is why the run failed.
     pub fn outcome(&mut self, failure: Option<String>, now: Timestamp) {
-        self.state = if failure.is_some() { Progress::Failed } else { Progress::Installed };
-        self.message = failure;
-        self.finished = Some(now);
+        self.run.state = if failure.is_some() { Progress::Failed } else { Progress::Installed };
+        self.run.message = failure;
+        self.run.finished = Some(now);
         if let Some(last) = self.history.last_mut() {
-            last.state = self.state;
-            last.message.clone_from(&self.message);
-            last.finished = self.finished;
+            last.run.clone_from(&self.run);
         }
     }
 
@@ -203,7 +190,7 @@ impl Record {
             Some(number) => self.history.iter().find(|revision| revision.revision == number),
             None => {
                 let earlier = self.history.iter().rev().skip(1);
-                let mut good = earlier.filter(|revision| revision.state == Progress::Installed);
+                let mut good = earlier.filter(|revision| revision.run.state == Progress::Installed);
                 good.find(|revision| !revision.objects.is_empty())
             }
         }
@@ -246,7 +233,7 @@ pub(super) fn finished(object: &Object, change: &Change, installed: Option<&Reco
     if change.action != Action::Create || !is_job || !mortal {
         return None;
     }
-    let record = installed.filter(|record| record.state == Progress::Installed)?;
+    let record = installed.filter(|record| record.run.state == Progress::Installed)?;
     let entry = record.inventory.iter().find(|entry| place(&entry.id) == place(&object.id))?;
     entry.uid.clone().filter(|_| entry.digest == change.digest)
 }
@@ -257,20 +244,20 @@ pub(super) fn pending(plan: &Plan, installed: Option<&Record>, settings: &Settin
     if plan.changes().any(|change| change.action.is_change()) || !plan.deletions.is_empty() {
         return Some("objects change".into());
     }
-    match record.state {
+    match record.run.state {
         Progress::Applying => return Some("the last run was cut off".into()),
         Progress::Failed => return Some("the last run failed".into()),
         Progress::Uninstalling => return Some("it is being uninstalled".into()),
         Progress::Installed => {}
     }
-    if record.settings.profile != settings.profile {
-        return Some(format!("profile {} → {}", record.settings.profile, settings.profile));
+    if record.run.settings.profile != settings.profile {
+        return Some(format!("profile {} → {}", record.run.settings.profile, settings.profile));
     }
-    if record.settings != *settings {
+    if record.run.settings != *settings {
         return Some("other values or image".into());
     }
-    if record.version != crate::VERSION {
-        return Some(format!("version {} → {}", record.version, crate::VERSION));
+    if record.run.version != crate::VERSION {
+        return Some(format!("version {} → {}", record.run.version, crate::VERSION));
     }
     (sorted(inventory(plan, installed)) != sorted(record.inventory.clone())).then(|| "the inventory changes".into())
 }

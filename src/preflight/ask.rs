@@ -1,15 +1,16 @@
 //! Asks the cluster what the checks need. Shell; nothing is written.
 
 mod installed;
+mod permissions;
 mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::access::{self, Needs, Permission};
+use super::access::{self, Besides, Purpose};
 use super::storage::{self, Caches};
 use super::{Check, Finding, Report, daemon, facilities, namespaces, schema};
 use crate::cluster::{Answer, Cluster, RequestError};
@@ -17,6 +18,7 @@ use crate::families::build_farm::settings::Settings;
 use crate::manifest::Rendered;
 
 pub use installed::{after, gateway};
+pub use permissions::{known_plurals, needs, permissions, served_plurals};
 
 /// A cluster asked by many at once, within the run's concurrency.
 struct Asker<'a> {
@@ -41,17 +43,18 @@ pub(super) fn route_service() -> String {
     "http:buildkit-operator-buildd:http".to_owned()
 }
 
-/// Checks a cluster before an installation of these objects.
+/// Checks a cluster before an installation of these objects. `besides` is what
+/// the run does beside applying them.
 ///
 /// # Errors
 /// When the API server does not answer. What it refuses is a finding.
-pub async fn before(cluster: &Cluster, rendered: &Rendered) -> Result<Report, RequestError> {
+pub async fn before(cluster: &Cluster, rendered: &Rendered, besides: &Besides) -> Result<Report, RequestError> {
     let asker = Asker::new(cluster, rendered).await?;
     let settings = daemon::settings(rendered);
     let settings = settings.as_ref();
     let (version, permissions, storage, facilities, rooms, pods, secrets) = tokio::try_join!(
         asker.version(),
-        asker.permissions(),
+        asker.permissions(besides),
         asker.storage(settings),
         asker.facilities(settings),
         asker.rooms(),
@@ -68,16 +71,6 @@ pub async fn before(cluster: &Cluster, rendered: &Rendered) -> Result<Report, Re
         findings.push(namespaces::pod_security(rendered, &settings.namespace, live));
     }
     Ok(Report::new(findings))
-}
-
-/// What an installation needs to be allowed, in this cluster: what its
-/// namespaces are there for counts.
-///
-/// # Errors
-/// When the API server does not answer.
-pub async fn needs(cluster: &Cluster, rendered: &Rendered) -> Result<Needs, RequestError> {
-    let asker = Asker::new(cluster, rendered).await?;
-    Ok(access::needs(rendered, &asker.missing()))
 }
 
 impl<'a> Asker<'a> {
@@ -149,51 +142,11 @@ impl<'a> Asker<'a> {
         })
     }
 
-    async fn permissions(&self) -> Result<Vec<Finding>, RequestError> {
-        let needs = access::needs(self.rendered, &self.missing());
-        let user = self.user().await?;
-        let mut lacking = BTreeSet::new();
-        if !self.may(&everything()).await? {
-            let places: BTreeSet<Option<&str>> = needs.grants.iter().map(|grant| grant.namespace.as_deref()).collect();
-            let escalation = places.into_iter().flat_map(access::escalation);
-            let asked: BTreeSet<Permission> =
-                needs.install.iter().chain(&needs.grants).chain(&needs.checks).cloned().chain(escalation).collect();
-            let answers = stream::iter(asked).map(|permission| async {
-                let may = self.may(&permission).await?;
-                Ok::<_, RequestError>((!may).then_some(permission))
-            });
-            let answers: Vec<_> = answers.buffer_unordered(self.cluster.concurrency()).try_collect().await?;
-            lacking.extend(answers.into_iter().flatten());
-        }
-        Ok(access::judge(&needs, &lacking, &user))
-    }
-
-    /// Who we are, as the API server calls us.
-    async fn user(&self) -> Result<String, RequestError> {
-        let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-        let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
-        let answer = self.post("ask who we are", path, &review).await?;
-        let name = match &answer {
-            Answer::Yes(review) => review.pointer("/status/userInfo/username").and_then(Value::as_str),
-            Answer::No { .. } => None,
-        };
-        Ok(name.map_or_else(|| "the user of this kubeconfig".to_owned(), |name| format!("user \"{name}\"")))
-    }
-
-    async fn may(&self, permission: &Permission) -> Result<bool, RequestError> {
-        let Permission { namespace, group, resource, name, verb } = permission;
-        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {
-                "namespace": namespace, "group": group, "resource": resource, "subresource": subresource,
-                "name": name, "verb": verb,
-            }},
-        });
-        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let answer = self.post(&format!("ask whether we may {permission}"), path, &review).await?;
-        Ok(matches!(answer, Answer::Yes(review) if review.pointer("/status/allowed") == Some(&Value::Bool(true))))
+    async fn permissions(&self, besides: &Besides) -> Result<Vec<Finding>, RequestError> {
+        let needs = access::install(self.rendered, &self.known(besides).await?, besides);
+        let purposes: &[Purpose] =
+            if besides.releases.is_empty() { &[Purpose::Init] } else { &[Purpose::Init, Purpose::Adopt] };
+        permissions::reviewed(self.cluster, &self.permits, &needs, purposes).await
     }
 
     async fn storage(&self, settings: Option<&Settings>) -> Result<Vec<Finding>, RequestError> {
@@ -300,9 +253,4 @@ impl<'a> Asker<'a> {
         }
         Ok(namespaces::demand(new.into_iter()))
     }
-}
-
-/// Who may do everything need not be asked two hundred times.
-fn everything() -> Permission {
-    Permission { namespace: None, group: "*".into(), resource: "*".into(), name: None, verb: "*".into() }
 }

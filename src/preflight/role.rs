@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::access::{Needs, Permission};
+use super::access::{EVERYTHING, Needs, Permission};
 use crate::manifest::emit::to_yaml;
 use crate::names::INSTALLER_MANAGER;
 
@@ -91,7 +91,8 @@ fn rules(permissions: &BTreeSet<&Permission>) -> Vec<Value> {
         .collect();
     let mut by_object: BTreeMap<(&str, &str, Option<&str>), Verbs<'_>> = BTreeMap::new();
     for p in permissions {
-        let said = p.name.is_some() && any.contains(&(p.group.as_str(), p.resource.as_str(), p.verb.as_str()));
+        let said = p.name.is_some() && any.contains(&(p.group.as_str(), p.resource.as_str(), p.verb.as_str()))
+            || p.resource != EVERYTHING && any.contains(&(EVERYTHING, EVERYTHING, p.verb.as_str()));
         if !said {
             by_object.entry((&p.group, &p.resource, p.name.as_deref())).or_default().insert(&p.verb);
         }
@@ -138,6 +139,9 @@ mod tests {
             permission("services", None, "create"),
             permission("services", None, "get"),
             permission("services", Some("a"), "get"),
+            permission("pods", None, "list"),
+            permission("pods", Some("a"), "list"),
+            Permission { group: "*".into(), ..permission("*", None, "list") },
         ];
         let needs = Needs { install: install.into(), ..Needs::default() };
         let subject = ServiceAccount { namespace: "ci".into(), name: "installer".into() };
@@ -150,6 +154,7 @@ mod tests {
                 {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
                 {"apiGroups": [""], "resources": ["services"], "verbs": ["create", "get"]},
                 {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": ["a", "b"]},
+                {"apiGroups": ["*"], "resources": ["*"], "verbs": ["list"]},
             ])
         );
     }

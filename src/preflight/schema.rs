@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::{Check, Finding};
-use crate::manifest::{Object, Rendered};
+use crate::manifest::{Object, Rendered, kind_of};
 
 /// What is found of every custom resource whose definition is in the bundle.
 /// Nothing when there is none.
@@ -47,14 +47,14 @@ fn validate(faults: &mut Vec<String>, path: &str, value: &Value, schema: &Value,
     let shown = if path.is_empty() { "." } else { path };
     if is("x-kubernetes-int-or-string") {
         if !value.is_i64() && !value.is_string() {
-            faults.push(format!("{shown}: want a number or a string, found {}", kind(value)));
+            faults.push(format!("{shown}: want a number or a string, found {}", kind_of(value)));
         }
         return;
     }
     if let Some(wanted) = schema.get("type").and_then(Value::as_str)
         && !fits(value, wanted)
     {
-        faults.push(format!("{shown}: want {wanted}, found {}", kind(value)));
+        faults.push(format!("{shown}: want {wanted}, found {}", kind_of(value)));
         return;
     }
     if let Some(choices) = schema.get("enum").and_then(Value::as_array)
@@ -128,17 +128,6 @@ fn fits(value: &Value, wanted: &str) -> bool {
         "integer" => value.is_i64() || value.is_u64(),
         "number" => value.is_number(),
         _ => true,
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "a mapping",
     }
 }
 

@@ -310,10 +310,10 @@ fn a_record_that_is_not_as_it_should_be_is_a_change_by_itself() {
     };
     let same = settings();
     assert_eq!(why(&|_| {}, &same), None);
-    assert_eq!(why(&|r| r.state = Progress::Applying, &same).unwrap(), "the last run was cut off");
-    assert_eq!(why(&|r| r.state = Progress::Failed, &same).unwrap(), "the last run failed");
+    assert_eq!(why(&|r| r.run.state = Progress::Applying, &same).unwrap(), "the last run was cut off");
+    assert_eq!(why(&|r| r.run.state = Progress::Failed, &same).unwrap(), "the last run failed");
     assert_eq!(
-        why(&|r| r.version = "0.0.1".into(), &same).unwrap(),
+        why(&|r| r.run.version = "0.0.1".into(), &same).unwrap(),
         format!("version 0.0.1 → {}", bko_install::VERSION)
     );
     assert_eq!(why(&|r| r.inventory[0].uid = None, &same).unwrap(), "the inventory changes");

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use bko_install::manifest::{self, Bundle, Rendered};
-use bko_install::preflight::access::needs;
+use bko_install::preflight::access::{self, Besides, Known, Needs};
 use bko_install::preflight::role::{self, ServiceAccount};
 use bko_install::preflight::{daemon, pods};
 use bko_install::profile::{self, Request};
@@ -19,15 +19,21 @@ fn rendered(profile: &str, set: &[&str]) -> Rendered {
 #[test]
 fn the_least_roles_are_as_reviewed() {
     let subject = ServiceAccount { namespace: "ci".into(), name: "installer".into() };
-    let needs = needs(&rendered("dev", &[]), &BTreeSet::new());
+    let rendered = rendered("dev", &[]);
+    let needs = access::install(&rendered, &Known::default(), &Besides::default());
     insta::assert_snapshot!("rbac", role::yaml(&needs, &subject));
+    let objects = access::identities(&rendered);
+    let plurals = access::plurals(&rendered);
+    let needs = Needs::of(access::uninstall(&objects, &rendered.operator_namespace, false, &plurals));
+    insta::assert_snapshot!("rbac_uninstall", role::yaml(&needs, &subject));
 }
 
 #[test]
 fn objects_of_a_namespace_that_is_not_there_are_tried_in_another() {
     let rendered = rendered("dev", &[]);
     let missing = BTreeSet::from(["buildkit-operator".to_owned()]);
-    let (with, without) = (needs(&rendered, &missing), needs(&rendered, &BTreeSet::new()));
+    let needs = |missing| access::install(&rendered, &Known { missing, ..Known::default() }, &Besides::default());
+    let (with, without) = (needs(missing), needs(BTreeSet::new()));
     let more: BTreeSet<String> = with.install.difference(&without.install).map(ToString::to_string).collect();
     assert!(more.contains("create deployments.apps in namespace \"default\""), "{more:?}");
     assert!(more.contains("create pods in namespace \"default\""), "{more:?}");

@@ -19,8 +19,8 @@ use crate::cli::exit::{Code, Failure};
 use crate::cli::{Global, report};
 use crate::cluster::Cluster;
 use crate::cluster::client::plain;
-use crate::install::InstallError;
 use crate::install::secrets::{How, ensure, look, write_authority};
+use crate::install::{InstallError, permissions};
 use crate::manifest::Declarations;
 use crate::names::OPERATOR_NAMESPACE;
 
@@ -56,6 +56,8 @@ pub(super) async fn run(args: RotateArgs, global: &Global) -> Result<(), Failure
     let spec = declared.certificates.iter().find(|spec| spec.is_authority()).ok_or_else(|| {
         Failure::new(Code::Failed, anyhow!("no authority is declared: certificates are made by others"))
     })?;
+    let allowed = permissions::to_rotate(&cluster, &declared, &args.operator_namespace).await;
+    allowed.map_err(session::failure)?;
     let stage = step(&cluster, &declared, spec, &args).await?;
     let ensured = ensure(&cluster, &declared, &How::default()).await.map_err(session::failure)?;
     if !global.quiet {

@@ -2,40 +2,34 @@
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::Args;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
-use super::super::{Global, Output, OutputArgs, report};
+use super::super::{Global, Output, report};
 use super::bundle::Wanted;
-use super::{LimitArgs, bundle, session};
+use super::{LookArgs, bundle, session};
 use crate::cluster::{Cluster, RequestError};
 use crate::install::{self, InstallError, Installation, Status};
 use crate::names::{INSTALLER_MANAGER, OPERATOR_NAMESPACE};
 use crate::plan::Progress;
+use crate::preflight::access::Purpose;
 use crate::preflight::role::{self, ServiceAccount};
 use crate::preflight::{Check, Finding, Report, Verdict, ask};
+
+/// [`Purpose::USUAL`] as the command line has it.
+const USUAL: [&str; 4] = ["init", "rollback", "uninstall", "rotate"];
 
 /// Check the cluster, and what is installed.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Which bundle.
+    /// What is looked at.
     #[command(flatten)]
-    pub bundle: BundleArgs,
-    /// How to print the findings.
-    #[command(flatten)]
-    pub output: OutputArgs,
-    /// Limits.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-    /// How long the API server may take
-    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
-    /// Print the least roles that suffice to install, as manifests for `kubectl apply -f -`, and check nothing
-    #[arg(long)]
-    pub print_rbac: bool,
+    pub look: LookArgs,
+    /// Print the least roles that suffice for these commands, as manifests for `kubectl apply --server-side`, and
+    /// check nothing; without names, for all that take nothing but what is installed: init, rollback, uninstall, rotate
+    #[arg(long, value_name = "COMMAND", num_args = 0.., require_equals = true, value_delimiter = ',', default_missing_values = USUAL)]
+    pub print_rbac: Option<Vec<Purpose>>,
     /// Who is to have these roles
     #[arg(long, value_name = "NAMESPACE/NAME", requires = "print_rbac", default_value_t = Default::default())]
     pub service_account: Subject,
@@ -69,21 +63,28 @@ impl FromStr for Subject {
 }
 
 pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure> {
-    let cluster = session::open(global, args.limits.concurrency, args.timeout, report::warnings(global)).await?;
-    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    let cluster =
+        session::open(global, args.look.limits.concurrency, args.look.timeout, report::warnings(global)).await?;
+    let wanted = match args.print_rbac {
+        Some(_) => bundle::wanted(&cluster, &args.look.bundle).await?,
+        None => bundle::wanted_unless_forbidden(&cluster, &args.look.bundle).await?,
+    };
     let asked = |error| session::failure(InstallError::Observe(vec![error]));
-    if args.print_rbac {
-        let needs = ask::needs(&cluster, &wanted.rendered).await.map_err(asked)?;
+    if let Some(purposes) = &args.print_rbac {
+        let needs = install::permissions::needs(&cluster, &wanted.rendered, wanted.record.as_ref(), purposes).await;
+        let needs = needs.map_err(session::failure)?;
         return report::print(&role::yaml(&needs, &args.service_account.0));
     }
-    let mut findings = ask::before(&cluster, &wanted.rendered).await.map_err(asked)?.findings;
+    let besides = install::permissions::besides(&cluster, &wanted.rendered, wanted.record.as_ref()).await;
+    let besides = besides.map_err(asked)?;
+    let mut findings = ask::before(&cluster, &wanted.rendered, &besides).await.map_err(asked)?.findings;
     findings.extend(planned(&cluster, &wanted, &findings).await?);
     if let Some(installed) = installation(&cluster, &args, &wanted).await? {
         findings.push(installed);
         findings.extend(ask::after(&cluster, &wanted.rendered).await.map_err(asked)?.findings);
     }
     let checks = Report::new(findings);
-    match args.output.output {
+    match args.look.output.output {
         Output::Json => report::print_json(&checks)?,
         Output::Text => report::print(&text(&checks, global))?,
     }
@@ -140,7 +141,7 @@ async fn installation(cluster: &Cluster, args: &CheckArgs, wanted: &Wanted) -> R
     if wanted.record.is_none() {
         return Ok(None);
     }
-    let Some(installed) = bundle::installed(cluster, &args.bundle).await? else { return Ok(None) };
+    let Some(installed) = bundle::installed(cluster, &args.look.bundle).await? else { return Ok(None) };
     let Some(record) = installed.record else { return Ok(None) };
     let installation = Installation::of(installed.rendered, installed.settings);
     Ok(Some(match install::status(cluster, &installation, &record).await {
@@ -201,6 +202,20 @@ fn text(checks: &Report, global: &Global) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_usual_purposes_are_called_as_they_are() {
+        use clap::ValueEnum as _;
+        assert_eq!(USUAL.map(|name| Purpose::from_str(name, false).unwrap()), Purpose::USUAL);
+        for purpose in Purpose::value_variants() {
+            assert_eq!(Purpose::from_str(&purpose.to_string(), false).as_ref(), Ok(purpose));
+        }
+        assert_eq!(Purpose::printed_by(&[Purpose::Uninstall]), "--print-rbac");
+        assert_eq!(
+            Purpose::printed_by(&[Purpose::DeleteCaches]),
+            "--print-rbac=init,rollback,uninstall,rotate,delete-caches"
+        );
+    }
 
     #[test]
     fn a_service_account_is_named_with_its_namespace() {

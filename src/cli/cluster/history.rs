@@ -45,25 +45,25 @@ fn text(history: &[Revision]) -> String {
         "REVISION", "STARTED", "TOOK", "STATE", "RUN", "PROFILE", "CHANGES"
     );
     for revision in history {
-        let started = revision.started.strftime("%Y-%m-%d %H:%M:%S").to_string();
-        let took = revision.finished.map_or_else(
+        let started = revision.run.started.strftime("%Y-%m-%d %H:%M:%S").to_string();
+        let took = revision.run.finished.map_or_else(
             || "-".to_owned(),
-            |end| format!("{:.1} s", (end - revision.started).total(jiff::Unit::Second).unwrap_or_default()),
+            |end| format!("{:.1} s", (end - revision.run.started).total(jiff::Unit::Second).unwrap_or_default()),
         );
-        let state = match revision.state {
+        let state = match revision.run.state {
             Progress::Applying => "cut off",
             Progress::Installed => "installed",
             Progress::Failed => "failed",
             Progress::Uninstalling => "removing",
         };
         let run = revision.origin.to_string();
-        let profile = &revision.settings.profile;
+        let profile = &revision.run.settings.profile;
         let _ = writeln!(
             text,
             "{:<9} {started:<20} {took:<9} {state:<10} {run:<14} {profile:<10} {}",
             revision.revision, revision.counts
         );
-        let mut lines = revision.message.as_deref().unwrap_or_default().lines();
+        let mut lines = revision.run.message.as_deref().unwrap_or_default().lines();
         for line in lines.by_ref().take(LINES) {
             let _ = writeln!(text, "          {line}");
         }

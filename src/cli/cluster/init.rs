@@ -1,46 +1,29 @@
 //! `bko-install cluster init`.
 
-use std::time::Duration;
-
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::super::bundle::BundleArgs;
 use super::super::exit::Failure;
-use super::super::screen::TerminalArgs;
-use super::super::{Global, Output, OutputArgs, report};
+use super::super::{Global, Output, report};
 use super::options::{AllowArgs, ChoiceArgs, options};
-use super::view::Live;
-use super::{LimitArgs, bundle, session};
+use super::{LIVE, RunArgs, bundle, session, told};
 use crate::cluster::{Event, Reporter};
 use crate::install::{self, Installation, Options, StopPoint};
-use crate::plan::Counts;
+use crate::plan::{Counts, ReleaseValues};
 use crate::preflight::{ask, dns};
 
 /// Install or upgrade.
 #[derive(Debug, Args)]
-#[command(
-    after_long_help = "On a terminal its last lines show the runlevels and their components, with what each waits for \
-    and why; elsewhere, and where TERM is dumb, a line tells of everything that happens. With --output json each is a \
-    line of JSON. Ctrl-C stops after the requests in flight, once more at once; the same command goes on from there."
-)]
+#[command(after_long_help = LIVE)]
 pub struct InitArgs {
     /// Which bundle.
     #[command(flatten)]
     pub bundle: BundleArgs,
-    /// How to print events.
+    /// How it is told, and what it may take.
     #[command(flatten)]
-    pub output: OutputArgs,
-    /// Limits.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-    /// What it is shown on.
-    #[command(flatten)]
-    pub terminal: TerminalArgs,
-    /// How long the whole run may take
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
+    pub run: RunArgs,
     /// What is allowed.
     #[command(flatten)]
     pub allow: AllowArgs,
@@ -79,21 +62,9 @@ struct Gateway {
 }
 
 pub(super) async fn run(args: InitArgs, global: &Global) -> Result<(), Failure> {
-    let output = args.output.output;
-    let result = install(args, global).await;
-    report::failed(output, &result);
-    result
-}
-
-async fn install(args: InitArgs, global: &Global) -> Result<(), Failure> {
-    let live = Live::start(&args.terminal, global, args.output.output);
-    let reporter = live.as_ref().map_or_else(|| report::reporter(global, args.output.output), Live::reporter);
-    let result = carry_out(&args, global, reporter).await;
-    if let Some(live) = live {
-        live.end(result.is_ok()).await;
-    }
-    let (installation, installed) = result?;
-    match args.output.output {
+    let run = async |reporter| carry_out(&args, global, reporter).await;
+    let (installation, installed) = told(&args.run, global, run).await?;
+    match args.run.output.output {
         Output::Json => report::print_json(&installed.event(&installation))?,
         Output::Text if global.quiet => {}
         Output::Text => report::print(&next_steps(&installed.event(&installation)))?,
@@ -123,8 +94,11 @@ impl Told {
 }
 
 async fn carry_out(args: &InitArgs, global: &Global, reporter: Reporter) -> Result<(Installation, Told), Failure> {
-    let cluster = session::open(global, args.limits.concurrency, args.timeout, reporter).await?;
-    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
+    let wanted = bundle::wanted_of(&cluster, &args.bundle, args.allow.adopt).await?;
+    if let Some(message) = wanted.release.as_ref().and_then(ReleaseValues::warning) {
+        cluster.report(Event::Warning { message });
+    }
     for name in wanted.values.forgotten() {
         let message = format!("recorded value \"{name}\" is unknown to this version and left out");
         cluster.report(Event::Warning { message });

@@ -1,15 +1,12 @@
 //! `bko-install cluster plan`.
 
-use std::time::Duration;
-
 use clap::Args;
 use serde_json::Value;
 
-use super::super::bundle::BundleArgs;
 use super::super::exit::{Code, Failure};
-use super::super::{Global, Output, OutputArgs, report};
+use super::super::{Global, Output, report};
 use super::options::{AllowArgs, ChoiceArgs, options};
-use super::{LimitArgs, bundle, session};
+use super::{LookArgs, bundle, session};
 use crate::install::{self, InstallError, Installation, Refusal, Reviewed};
 use crate::plan::{Action, Plan};
 use crate::preflight::Verdict;
@@ -21,18 +18,9 @@ use crate::preflight::Verdict;
     cannot be made is a line of JSON, as the last event of `init` is."
 )]
 pub struct PlanArgs {
-    /// Which bundle.
+    /// What is looked at.
     #[command(flatten)]
-    pub bundle: BundleArgs,
-    /// How to print the plan.
-    #[command(flatten)]
-    pub output: OutputArgs,
-    /// Limits.
-    #[command(flatten)]
-    pub limits: LimitArgs,
-    /// How long the API server may take
-    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
-    pub timeout: Duration,
+    pub look: LookArgs,
     /// What is allowed.
     #[command(flatten)]
     pub allow: AllowArgs,
@@ -42,21 +30,23 @@ pub struct PlanArgs {
 }
 
 pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> {
-    let output = args.output.output;
+    let output = args.look.output.output;
     let result = look(args, global).await;
     report::failed(output, &result);
     result
 }
 
 async fn look(args: PlanArgs, global: &Global) -> Result<(), Failure> {
-    let cluster = session::open(global, args.limits.concurrency, args.timeout, report::warnings(global)).await?;
-    let wanted = bundle::wanted(&cluster, &args.bundle).await?;
+    let cluster =
+        session::open(global, args.look.limits.concurrency, args.look.timeout, report::warnings(global)).await?;
+    let wanted = bundle::wanted_of(&cluster, &args.look.bundle, args.allow.adopt).await?;
     let options = options(args.allow, &args.choice, &wanted.rendered)?;
     let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
     let prepared = install::prepare(&cluster, &installation).await.map(|prepared| (prepared.plan, prepared.installed));
-    let Reviewed { plan, report: checks } =
+    let Reviewed { mut plan, report: checks } =
         install::review(&cluster, &installation, prepared).await.map_err(session::failure)?;
-    match args.output.output {
+    plan.values = wanted.release;
+    match args.look.output.output {
         Output::Json => report::print_json(&plan)?,
         // The exit code says it all.
         Output::Text if global.quiet => {}

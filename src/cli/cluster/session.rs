@@ -174,7 +174,10 @@ fn hint(error: &RequestError) -> Option<String> {
     Some(match error {
         RequestError::Interrupted => "run the same command again: it goes on from there".into(),
         RequestError::Forbidden { user, permission } => {
-            format!("let {user} {permission} by a role and a binding, or use credentials that may")
+            format!(
+                "let {user} {permission} by a role and a binding (`bko-install cluster check --print-rbac` prints all \
+                 that are needed), or use credentials that may"
+            )
         }
         RequestError::Unauthorized { .. } => "log in again, or choose other credentials with --context".into(),
         RequestError::Contested { fields, .. } if fields.iter().all(|field| field.adoptable) => {

@@ -24,9 +24,9 @@ pub(super) async fn run(args: UnadoptArgs, global: &Global) -> Result<(), Failur
     let cluster = session::open(global, 16, TIMEOUT, report::warnings(global)).await?;
     match install::unadopt(&cluster, &args.namespace).await {
         Ok(names) => report::print(&format!("Helm knows again: {}", names.join(", "))),
-        Err(error @ AdoptError::NoCopy(_)) => {
+        Err(InstallError::Adopt(error @ AdoptError::NoCopy(_))) => {
             Err(Failure::new(Code::Failed, error).hint("name the namespace of the release with --namespace"))
         }
-        Err(error) => Err(session::failure(InstallError::Adopt(error))),
+        Err(error) => Err(session::failure(error)),
     }
 }

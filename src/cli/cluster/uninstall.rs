@@ -4,11 +4,13 @@ use clap::Args;
 
 use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, report};
-use super::{RunArgs, WhereArgs, bundle, session};
+use super::{LIVE, RunArgs, WhereArgs, bundle, session, told};
+use crate::cluster::{Cluster, Reporter};
 use crate::install::{self, InstallError, Scope, StopPoint};
 
 /// Remove everything, in reverse.
 #[derive(Debug, Args)]
+#[command(after_long_help = LIVE)]
 pub struct UninstallArgs {
     /// Which installation.
     #[command(flatten)]
@@ -31,43 +33,59 @@ pub struct UninstallArgs {
 }
 
 pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
-    let output = args.run.output.output;
-    let result = remove(args, global).await;
-    report::failed(output, &result);
-    result
+    if args.dry_run {
+        let result = rehearse(&args, global).await;
+        report::failed(args.run.output.output, &result);
+        return result;
+    }
+    let run = async |reporter| {
+        let Some((cluster, namespace)) = found(&args, global, reporter).await? else { return Ok(None) };
+        match install::uninstall(&cluster, &namespace, scope(&args), args.stop_after).await {
+            Ok(removal) => Ok(Some(removal)),
+            // Another run has ended what this one began.
+            Err(InstallError::Nothing(_)) => Ok(None),
+            Err(error) => Err(session::failure(error)),
+        }
+    };
+    match told(&args.run, global, run).await? {
+        None => report::message(global, NOTHING),
+        Some(removal) if args.run.output.output == Output::Text && !global.quiet => {
+            let kept = removal.kept.iter().map(|kept| format!("\nkept {}: {}", kept.id, kept.why));
+            report::print(&format!("uninstalled{}", kept.collect::<String>()))?;
+        }
+        Some(_) => {}
+    }
+    Ok(())
 }
 
-async fn remove(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
-    let reporter =
-        if args.dry_run { report::warnings(global) } else { report::reporter(global, args.run.output.output) };
-    let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
-    let Some(namespace) = bundle::namespace(&cluster, &args.place.bundle()).await? else {
-        report::message(global, "nothing is installed in this cluster");
+/// What is said when there is nothing to remove.
+const NOTHING: &str = "nothing is installed in this cluster";
+
+async fn rehearse(args: &UninstallArgs, global: &Global) -> Result<(), Failure> {
+    let Some((cluster, namespace)) = found(args, global, report::warnings(global)).await? else {
+        report::message(global, NOTHING);
         return Ok(());
     };
-    let scope = Scope { delete_caches: args.delete_caches, cut_builds: args.cut_builds };
-    if args.dry_run {
-        let removal = install::prepare_uninstall(&cluster, &namespace, scope).await.map_err(session::failure)?;
-        match args.run.output.output {
-            Output::Json => report::print_json(&removal)?,
-            Output::Text if global.quiet => {}
-            Output::Text => report::print(&removal.to_string())?,
-        }
-        return Err(Failure::silent(Code::ChangesPending));
+    let removal = install::prepare_uninstall(&cluster, &namespace, scope(args)).await.map_err(session::failure)?;
+    match args.run.output.output {
+        Output::Json => report::print_json(&removal)?,
+        Output::Text if global.quiet => {}
+        Output::Text => report::print(&removal.to_string())?,
     }
-    match install::uninstall(&cluster, &namespace, scope, args.stop_after).await {
-        Ok(removal) => {
-            if args.run.output.output == Output::Text && !global.quiet {
-                let kept = removal.kept.iter().map(|kept| format!("\nkept {}: {}", kept.id, kept.why));
-                report::print(&format!("uninstalled{}", kept.collect::<String>()))?;
-            }
-            Ok(())
-        }
-        // Another run has ended what this one began.
-        Err(InstallError::Nothing(message)) => {
-            report::message(global, &message);
-            Ok(())
-        }
-        Err(error) => Err(session::failure(error)),
-    }
+    Err(Failure::silent(Code::ChangesPending))
+}
+
+/// The cluster, and the namespace of its installation, if there is one.
+async fn found(
+    args: &UninstallArgs,
+    global: &Global,
+    reporter: Reporter,
+) -> Result<Option<(Cluster, String)>, Failure> {
+    let cluster = session::open(global, args.run.limits.concurrency, args.run.timeout, reporter).await?;
+    let namespace = bundle::namespace(&cluster, &args.place.bundle()).await?;
+    Ok(namespace.map(|namespace| (cluster, namespace)))
+}
+
+fn scope(args: &UninstallArgs) -> Scope {
+    Scope { delete_caches: args.delete_caches, cut_builds: args.cut_builds }
 }

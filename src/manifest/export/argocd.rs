@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{File, Group, below, document, documents, levels};
+use super::{File, Group, Manifest, Metadata, below, document, documents, levels};
 use crate::manifest::{Object, Runlevel};
 
 /// Folder of the levels' applications.
@@ -32,22 +32,7 @@ pub struct Argo {
     pub project: String,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Application<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    metadata: Metadata<'a>,
-    spec: Spec<'a>,
-}
-
-#[derive(Serialize)]
-struct Metadata<'a> {
-    name: String,
-    namespace: &'a str,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: BTreeMap<&'static str, String>,
-}
+type Application<'a> = Manifest<'a, Spec<'a>>;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

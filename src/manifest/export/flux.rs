@@ -1,10 +1,11 @@
 //! One `Kustomization` of Flux a level, which waits for the level before it.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-use super::{File, Group, below, document, kustomize, levels};
+use super::{File, Group, Manifest, Metadata, below, document, kustomize, levels};
 use crate::manifest::{Object, Runlevel};
 use crate::profile::syntax;
 
@@ -55,20 +56,7 @@ impl FromStr for FluxSource {
     }
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Kustomization<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    metadata: Metadata<'a>,
-    spec: Spec<'a>,
-}
-
-#[derive(Serialize)]
-struct Metadata<'a> {
-    name: String,
-    namespace: &'a str,
-}
+type Kustomization<'a> = Manifest<'a, Spec<'a>>;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -128,7 +116,7 @@ fn of_level<'a>(
     Kustomization {
         api_version: "kustomize.toolkit.fluxcd.io/v1",
         kind: "Kustomization",
-        metadata: Metadata { name: name(level), namespace: &options.namespace },
+        metadata: Metadata { name: name(level), namespace: &options.namespace, annotations: BTreeMap::new() },
         spec: Spec {
             depends_on: before.into_iter().map(|level| Name { name: name(level) }).collect(),
             source_ref: &options.source,

@@ -12,12 +12,14 @@ use super::*;
 
 const OBJECTS: &str = include_str!("reference.yaml");
 const PROJECT: &str = include_str!("reference-project.yaml");
+/// A secret value among those that were given to Helm.
+const HUSH: &str = "correct-horse";
 const CRD: &str = "buildprojects.buildkit-operator.socialgouv.github.io";
 const KEY: &str = "p41bd34a2227aca39";
 
 /// The two ways in which Helm manages fields.
 #[derive(Clone, Copy, PartialEq)]
-enum Helm {
+pub(super) enum Helm {
     /// Helm 4 applies.
     Applies,
     /// Helm 3 updates.
@@ -71,7 +73,22 @@ async fn adopted(cluster: Arc<Cluster>, helm: Helm, release: &str) -> anyhow::Re
     let plan = farm.run("plan", &["--adopt"]).await?.expect(3);
     assert!(plan.out.contains("taking over from helm"), "{}", plan.out);
     assert!(plan.out.contains("Helm is made to forget it"), "{}", plan.out);
-    farm.init(&["--adopt"]).await?.expect(0);
+    // What somebody had set of the release holds, and what has no equal is named.
+    for line in [
+        &format!("values of Helm release {}/{release}", farm.names.operator),
+        "taken      maxColdStarts: 5",
+        "taken      server.resources.limits.memory: \"300Mi\"",
+        "left       gateway.image.tag",
+        "left       buildkit.image",
+        "left       s3.secretKey",
+    ] {
+        assert!(plan.out.contains(line), "{line}: {}", plan.out);
+    }
+    let init = farm.init(&["--adopt"]).await?.expect(0);
+    init.says("buildkit.image, gateway.image.tag, s3.secretKey");
+    for run in [&plan, &init] {
+        assert!(!run.out.contains(HUSH) && !run.err.contains(HUSH), "{}{}", run.out, run.err);
+    }
     assert_eq!(survivors(&farm).await?, before, "daemon, cache, project and certificates are the same");
     let secrets = farm.secrets().await?;
     assert!(!secrets.keys().any(|name| name.ends_with("ca-key.pem")), "an authority was made: {:?}", secrets.keys());
@@ -81,6 +98,9 @@ async fn adopted(cluster: Arc<Cluster>, helm: Helm, release: &str) -> anyhow::Re
     assert_eq!(server["metadata"]["annotations"].get("meta.helm.sh/release-name"), None);
     let args = server.pointer("/spec/template/spec/containers/0/args").cloned().unwrap_or_default();
     assert!(!args.to_string().contains("--max-build-seconds=7200\",\"--leader"), "{args}");
+    assert!(args.to_string().contains("max-cold-starts=5"), "{args}");
+    let memory = server.pointer("/spec/template/spec/containers/0/resources/limits/memory");
+    assert_eq!(memory, Some(&"300Mi".into()));
     assert_eq!(releases(&farm).await?, [""; 0]);
     farm.run("plan", &[]).await?.expect(0);
 
@@ -125,7 +145,7 @@ async fn survivors(farm: &Farm) -> anyhow::Result<Vec<String>> {
     Ok(all)
 }
 
-async fn install_reference(farm: &Farm, helm: Helm, release: &str) -> anyhow::Result<()> {
+pub(super) async fn install_reference(farm: &Farm, helm: Helm, release: &str) -> anyhow::Result<()> {
     let prefix =
         if release.contains("buildkit-operator") { release.to_owned() } else { format!("{release}-buildkit-operator") };
     let fill = |text: &str| {
@@ -219,7 +239,11 @@ async fn release_secret(farm: &Farm, release: &str, manifest: &str) -> anyhow::R
     let content = json!({
         "name": release, "namespace": farm.names.operator, "version": 1, "manifest": manifest,
         "chart": {"metadata": {"name": "buildkit-operator", "version": "0.21.0"}},
-        "info": {"status": "deployed"}, "config": {},
+        "info": {"status": "deployed"},
+        "config": {
+            "maxColdStarts": 5, "gateway": {"image": {"tag": "dev"}},
+            "resources": {"limits": {"memory": "300Mi"}}, "s3": {"secretKey": HUSH}, "buildkit": {"image": "latest"},
+        },
     });
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     packed.write_all(content.to_string().as_bytes())?;

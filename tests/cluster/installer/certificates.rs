@@ -242,13 +242,7 @@ pub(crate) async fn cert_manager_is_waited_for(cluster: Arc<Cluster>) -> anyhow:
     let farm = Farm::new(Arc::clone(&cluster), "certman");
     let set = ["--set=certs.mode=cert-manager", &format!("--set=certs.certManagerNamespace={}", farm.names.system)];
     farm.init(&set).await?.expect(1).says("the API server has no kind");
-    let definitions = ["certificates", "issuers", "clusterissuers"];
-    for name in definitions {
-        let file = cluster.tools().file("crds").join(format!("cert-manager.io_{name}.yaml"));
-        anyhow::ensure!(file.is_file(), "\"{}\" is missing\n\nhint: run `make tools`", file.display());
-        farm.kubectl(&["apply", "--server-side", "-f", &file.display().to_string()]).await?.expect(0);
-        farm.defined(&format!("{name}.cert-manager.io")).await?;
-    }
+    farm.bring_cert_manager().await?;
     let mut run = farm.spawn("init", &[&["--timeout=60s"], &set[..]].concat())?;
     let certificates = [
         (&farm.names.system, "buildkit-operator-ca"),
@@ -272,11 +266,57 @@ pub(crate) async fn cert_manager_is_waited_for(cluster: Arc<Cluster>) -> anyhow:
     assert!(deployment.contains("- --cert-manager-certs\n") && deployment.contains("api/tls.crt"), "{deployment}");
     let again = farm.init(&[]).await?.expect(0);
     assert!(again.out.contains("nothing to write"), "{}", again.out);
-    for name in definitions {
-        farm.kubectl(&["delete", "crd", &format!("{name}.cert-manager.io")]).await?.expect(0);
-    }
-    Ok(())
+    farm.take_cert_manager_away().await
 }
+
+/// Owns the cluster: definitions of cert-manager are applied.
+pub(crate) async fn the_gitops_profile_is_taken_by_the_api_server(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "profiled-gitops");
+    farm.bring_cert_manager().await?;
+    farm.names.create(&farm.client()).await?;
+    let issuers = format!("--set=certs.certManagerNamespace={}", farm.names.system);
+    let args = ["--profile", "gitops", "--set=gateway.domains=builds.example.com", &issuers];
+    farm.run_profile("plan", &args).await?.expect(1).says("buildkit-operator-token");
+    for name in ["buildkit-operator-token", "buildkit-operator-internal"] {
+        let secret = json!({"metadata": {"name": name}, "stringData": {"token": "0123456789abcdef"}});
+        let secrets: Api<Secret> = Api::namespaced(farm.client(), &farm.names.operator);
+        secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+    }
+    let plan = farm.run_profile("plan", &args).await?.expect(3);
+    for kind in ["Deployment", "Certificate", "ClusterIssuer", "NetworkPolicy"] {
+        assert!(plan.out.contains(&format!("create     {kind}")), "{kind}: {}", plan.out);
+    }
+    assert!(!plan.err.contains("fail "), "{}", plan.err);
+    let check = farm.run_profile("check", &args).await?.expect(0);
+    assert!(check.out.contains(" 0 failed"), "{}", check.out);
+    assert_eq!(texts(&farm.writes().await?), [""; 0]);
+    let scratch = tempfile::tempdir()?;
+    let export = [&["--format=plain"], &args[..]].concat();
+    farm.export_profile(scratch.path(), &export).await?;
+    farm.apply(&["--dry-run=server", "--force-conflicts", "-f", &scratch.path().display().to_string()]).await?;
+    farm.take_cert_manager_away().await
+}
+
+impl Farm {
+    async fn bring_cert_manager(&self) -> anyhow::Result<()> {
+        for name in CERT_MANAGER {
+            let file = self.cluster.tools().file("crds").join(format!("cert-manager.io_{name}.yaml"));
+            anyhow::ensure!(file.is_file(), "\"{}\" is missing\n\nhint: run `make tools`", file.display());
+            self.kubectl(&["apply", "--server-side", "-f", &file.display().to_string()]).await?.expect(0);
+            self.defined(&format!("{name}.cert-manager.io")).await?;
+        }
+        Ok(())
+    }
+
+    async fn take_cert_manager_away(&self) -> anyhow::Result<()> {
+        for name in CERT_MANAGER {
+            self.kubectl(&["delete", "crd", &format!("{name}.cert-manager.io")]).await?.expect(0);
+        }
+        Ok(())
+    }
+}
+
+const CERT_MANAGER: [&str; 3] = ["certificates", "issuers", "clusterissuers"];
 
 /// As cert-manager does when it has issued: the condition, with its generation.
 async fn tell_ready(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {

@@ -222,8 +222,17 @@ pub(crate) async fn a_stored_version_is_left_only_when_nothing_is_lost(cluster: 
     set(&[version("v1", true, size)])?;
     let plan = farm.run("plan", &[]).await?.expect(3);
     assert!(plan.out.contains("moving live objects out of v1alpha1"), "{}", plan.out);
-    farm.init(&[]).await?.expect(0).says("1 objects were moved to version v1");
+    // What somebody else owns by now is told with the plan, and not when it is written.
     let name = format!("things.{group}");
+    let label = "app.kubernetes.io/instance=theirs";
+    farm.kubectl(&["label", "crd", &name, label, "--overwrite", "--field-manager=somebody"], "").await?;
+    let before = farm.writes().await?.len();
+    farm.run("plan", &[]).await?.expect(1).says("\"somebody\"");
+    farm.init(&[]).await?.expect(1).says(".metadata.labels.app.kubernetes.io/instance");
+    assert_eq!(farm.writes().await?.len(), before);
+    let plan = farm.run("plan", &["--force-conflicts"]).await?.expect(3);
+    assert!(plan.out.contains("moving live objects out of v1alpha1"), "{}", plan.out);
+    farm.init(&["--force-conflicts"]).await?.expect(0).says("1 objects were moved to version v1");
     assert_eq!(farm.get("crd", &name).await?["status"]["storedVersions"], json!(["v1"]));
     assert_eq!(farm.get(&name, "one").await?["spec"]["size"], 9);
 

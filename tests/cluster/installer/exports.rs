@@ -17,8 +17,12 @@ use super::*;
 
 impl Farm {
     async fn export(&self, dir: &Path, args: &[&str]) -> anyhow::Result<()> {
+        self.export_profile(dir, &[&["--profile=dev"], args].concat()).await
+    }
+
+    pub(super) async fn export_profile(&self, dir: &Path, args: &[&str]) -> anyhow::Result<()> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
-        command.args(["export", "--profile", "dev", "--image", IMAGE, "--dir"]).arg(dir).args(self.sets()).args(args);
+        command.args(["export", "--image", IMAGE, "--dir"]).arg(dir).args(self.sets()).args(args);
         Run::new(command.output().await?)?.expect(0);
         Ok(())
     }
@@ -37,7 +41,7 @@ impl Farm {
         Ok(())
     }
 
-    async fn apply(&self, what: &[&str]) -> anyhow::Result<()> {
+    pub(super) async fn apply(&self, what: &[&str]) -> anyhow::Result<()> {
         self.kubectl(&[&["apply", "--server-side", "--validate=strict"], what].concat()).await?.expect(0);
         Ok(())
     }

@@ -1,28 +1,13 @@
 //! What is checked before the first write, and what is installed.
 
-use k8s_openapi::api::authorization::v1::SubjectAccessReview;
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use serde_json::json;
 
+use super::permissions::kubectl_apply;
 use super::*;
-
-/// Takes a verb away from the rule of a role that has this resource.
-const TAKEN: [(&str, &str, &str); 11] = [
-    ("deployments", "patch", "operator"),
-    ("secrets", "get", "operator"),
-    ("leases", "update", "operator"),
-    ("configmaps", "create", "operator"),
-    ("pods", "create", "builds"),
-    ("pods", "watch", "operator"),
-    ("pods/log", "get", "operator"),
-    ("roles", "delete", "builds"),
-    ("statefulsets", "update", "builds"),
-    ("customresourcedefinitions", "list", ""),
-    ("namespaces", "patch", ""),
-];
 
 impl Farm {
     /// The findings of `cluster check`, by name of the check.
@@ -32,17 +17,8 @@ impl Farm {
         Ok(report["findings"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Runs a command as somebody else.
-    async fn run_as(&self, kubeconfig: &Path, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
-        let command = self.command(verb, args);
-        let mut words: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
-        let position = words.iter().position(|word| word == "--kubeconfig").context("no kubeconfig")?;
-        words[position + 1] = kubeconfig.into();
-        Run::new(Command::new(env!("CARGO_BIN_EXE_bko-install")).args(words).output().await?)
-    }
-
     /// A run with a profile of its own.
-    async fn run_profile(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
+    pub(super) async fn run_profile(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
         command.args(["cluster", verb, "--image", IMAGE, "--kubeconfig"]).arg(self.cluster.kubeconfig());
         Run::new(command.args(self.sets()).args(args).output().await?)
@@ -100,125 +76,6 @@ pub(crate) async fn a_cluster_is_checked_and_then_what_is_installed_too(cluster:
     let requests = farm.init(&["-v"]).await?.expect(0);
     assert!(!requests.err.contains("snapshots:"), "{}", requests.err);
     Ok(())
-}
-
-pub(crate) async fn the_printed_roles_suffice_and_each_of_their_rules_is_needed(
-    cluster: Arc<Cluster>,
-) -> anyhow::Result<()> {
-    let farm = Farm::new(Arc::clone(&cluster), "least");
-    farm.names.create(&farm.client()).await?;
-    let Namespaces { operator, builds, .. } = &farm.names;
-    let account = format!("{operator}/installer");
-    let printed = farm.run("check", &["--print-rbac", "--service-account", &account]).await?.expect(0).out;
-    let mut documents = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(&printed) {
-        documents.push(<Value as serde::Deserialize>::deserialize(document)?);
-    }
-    // Other tests print roles of the same name for the whole cluster.
-    for document in documents.iter_mut().filter(|d| d["kind"].as_str().is_some_and(|k| k.starts_with("ClusterRole"))) {
-        let name = json!(format!("{operator}-installer"));
-        if document.pointer("/roleRef/name").is_some() {
-            document["roleRef"]["name"] = name.clone();
-        }
-        document["metadata"]["name"] = name;
-    }
-    kubectl_apply(&cluster, &documents)?;
-    let accounts: Api<ServiceAccount> = Api::namespaced(farm.client(), operator);
-    let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
-    let token = accounts.create_token_request("installer", &PostParams::default(), &request).await?;
-    let file = tempfile::NamedTempFile::new()?;
-    kubeconfig_with_token(&cluster, &token.status.and_then(|status| status.token).context("no token")?, file.path())?;
-
-    let user = format!("system:serviceaccount:{operator}:installer");
-    for (resource, verb, place) in TAKEN {
-        let namespace = match place {
-            "operator" => Some(operator.as_str()),
-            "builds" => Some(builds.as_str()),
-            _ => None,
-        };
-        let mut less = documents.clone();
-        let role = less.iter_mut().find(|d| d["rules"].is_array() && d["metadata"]["namespace"].as_str() == namespace);
-        let (group, name) = take(role.context("no role")?, resource, verb)?;
-        kubectl_apply(&cluster, &less)?;
-        until_allowed(&farm, &user, (namespace, &group, resource, name.as_deref(), verb), false).await?;
-        let run = farm.run_as(file.path(), "init", &["--timeout=30s"]).await?.expect(1);
-        let resource = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
-        let place = namespace.map_or("in the whole cluster".to_owned(), |name| format!("in namespace \"{name}\""));
-        let named =
-            run.err.lines().any(|line| line.contains(verb) && line.contains(&resource) && line.contains(&place));
-        assert!(named, "{verb} {resource} {place} is not named in:\n{}", run.err);
-        assert_eq!(texts(&farm.writes().await?), [""; 0], "{verb} {resource}");
-        kubectl_apply(&cluster, &documents)?;
-        until_allowed(&farm, &user, (namespace, &group, plain(&resource), name.as_deref(), verb), true).await?;
-    }
-    farm.run_as(file.path(), "init", &["--timeout=60s"]).await?.expect(0);
-    farm.run_as(file.path(), "plan", &[]).await?.expect(0);
-    let check = farm.run_as(file.path(), "check", &[]).await?.expect(0);
-    assert!(check.out.contains("ok    permissions: user \"system:serviceaccount:"), "{}", check.out);
-    Ok(())
-}
-
-/// The resource without its group.
-fn plain(resource: &str) -> &str {
-    resource.split('.').next().unwrap_or(resource)
-}
-
-/// Takes the verb from the resource's rule; returns its group, and the name of
-/// an object that the rule is about.
-fn take(role: &mut Value, resource: &str, verb: &str) -> anyhow::Result<(String, Option<String>)> {
-    for rule in role["rules"].as_array_mut().context("no rules")? {
-        let has =
-            |field: &str, wanted: &str| rule[field].as_array().is_some_and(|list| list.iter().any(|v| v == wanted));
-        if has("resources", resource) && has("verbs", verb) {
-            let group = rule.pointer("/apiGroups/0").and_then(Value::as_str).unwrap_or_default().to_owned();
-            let name = rule.pointer("/resourceNames/0").and_then(Value::as_str).map(str::to_owned);
-            rule["verbs"].as_array_mut().context("no verbs")?.retain(|v| v != verb);
-            if rule["verbs"].as_array().is_some_and(Vec::is_empty) {
-                rule["verbs"] = json!(["deletecollection"]);
-            }
-            return Ok((group, name));
-        }
-    }
-    anyhow::bail!("no rule lets anybody {verb} {resource}")
-}
-
-fn kubectl_apply(cluster: &Cluster, documents: &[Value]) -> anyhow::Result<()> {
-    let file = tempfile::NamedTempFile::new()?;
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": documents});
-    std::fs::write(file.path(), list.to_string())?;
-    let output = cluster
-        .tools()
-        .command("kubectl")
-        .args(["apply", "--server-side", "--force-conflicts", "--kubeconfig"])
-        .arg(cluster.kubeconfig())
-        .args(["--filename"])
-        .arg(file.path())
-        .output()?;
-    anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
-}
-
-/// The API server learns of changed roles a moment later.
-async fn until_allowed(
-    farm: &Farm,
-    user: &str,
-    (namespace, group, resource, name, verb): (Option<&str>, &str, &str, Option<&str>, &str),
-    wanted: bool,
-) -> anyhow::Result<()> {
-    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-    let review: SubjectAccessReview = serde_json::from_value(json!({"spec": {"user": user, "resourceAttributes": {
-        "namespace": namespace, "group": group, "resource": resource, "subresource": subresource,
-        "name": name, "verb": verb,
-    }}}))?;
-    let reviews: Api<SubjectAccessReview> = Api::all(farm.client());
-    for _ in 0..500 {
-        let answer = reviews.create(&PostParams::default(), &review).await?;
-        if answer.status.is_some_and(|status| status.allowed == wanted) {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    anyhow::bail!("{verb} {resource} never becomes {wanted}")
 }
 
 /// Owns the cluster: its one class is the default no more.

@@ -157,6 +157,40 @@ pub(crate) async fn an_installer_that_left_its_lease_behind_is_waited_for(cluste
     Ok(())
 }
 
+/// Between the checks and the lock, somebody takes a field.
+pub(crate) async fn what_changed_before_the_lock_ends_the_run_before_its_intent(
+    cluster: Arc<Cluster>,
+) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "meanwhile");
+    farm.init(&[]).await?.expect(0);
+    let lease: Lease = serde_json::from_value(json!({
+        "metadata": {"name": "bko-install"}, "spec": {"holderIdentity": "crashed", "leaseDurationSeconds": 5},
+    }))?;
+    let leases: Api<Lease> = Api::namespaced(farm.client(), &farm.names.operator);
+    leases.create(&PostParams::default(), &lease).await?;
+    let (record, before) = (farm.record().await?, farm.writes().await?.len());
+    let args = ["--timeout=60s", "--output=json", "--set=server.resources.limits.memory=600Mi"];
+    let mut run = farm.spawn("init", &args)?;
+    wait_for_event(&mut run, "warning").await?;
+    let deployments: Api<Deployment> = Api::namespaced(farm.client(), &farm.names.operator);
+    let name = "buildkit-operator-buildd";
+    let live = serde_json::to_value(deployments.get(name).await?)?;
+    let container = live.pointer("/spec/template/spec/containers/0/name").context("no container")?;
+    let theirs = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "spec": {"template": {"spec": {"containers": [
+            {"name": container, "resources": {"limits": {"memory": "700Mi"}}},
+        ]}}},
+    });
+    deployments.patch(name, &PatchParams::apply("somebody").force(), &Patch::Apply(theirs)).await?;
+    let run = Run::new(run.wait_with_output().await?)?.expect(1);
+    run.says("\"somebody\"");
+    assert_eq!(farm.record().await?, record);
+    let writes = texts(&farm.writes().await?[before..]);
+    assert!(writes.iter().all(|write| write.ends_with("leases")), "{writes:?}");
+    Ok(())
+}
+
 pub(crate) async fn a_load_balancer_that_never_comes_is_a_warning(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = Farm::new(cluster, "balancer");
     let init = farm.init(&["--set=gateway.service.type=LoadBalancer"]).await?.expect(0);

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use super::*;
 
-pub(crate) async fn init_draws_on_a_terminal_and_leaves_its_last_state(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+pub(crate) async fn runs_draw_on_a_terminal_and_leave_their_last_state(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     if std::process::Command::new("script").arg("--version").output().is_err() {
-        eprintln!("the view of `init`: script is not installed (Debian: bsdutils), left out");
+        eprintln!("the live view: script is not installed (Debian: bsdutils), left out");
         return Ok(());
     }
     let farm = Farm::new(cluster, "terminal");
@@ -45,6 +45,35 @@ pub(crate) async fn init_draws_on_a_terminal_and_leaves_its_last_state(cluster: 
             assert!(last.contains(shown), "\"{shown}\" is not in:\n{last}");
         }
     }
+    // Back to one replica fewer, and then everything goes.
+    for (verb, expected) in [
+        ("rollback", &["── everything is ready", "✓ server", "rolled back: "][..]),
+        (
+            "uninstall",
+            &["── everything is gone", "✓ everything that was applied, in reverse", "✓ namespaces", "uninstalled"],
+        ),
+    ] {
+        let shown = scratch.path().join(verb);
+        let line = format!(
+            "stty cols 100 rows 40; exec {} cluster {verb} --namespace {} --kubeconfig {}",
+            env!("CARGO_BIN_EXE_bko-install"),
+            farm.names.operator,
+            farm.cluster.kubeconfig().display(),
+        );
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--flush", "--return", "--command", &line]).arg(&shown).kill_on_drop(true);
+        command.env("TERM", "xterm").env("SHELL", "/bin/sh").env("NO_COLOR", "1").stdin(Stdio::null());
+        let status = command.stdout(Stdio::null()).status().await?;
+        let text = String::from_utf8_lossy(&std::fs::read(&shown)?).into_owned();
+        assert!(status.success(), "{text}");
+        // No line of events beside it.
+        let events = ["deleted ", "configured ", "kept "];
+        assert!(!text.lines().any(|line| events.iter().any(|event| line.starts_with(event))), "{text}");
+        let last = text.rsplit("\x1b[?2026h").next().unwrap_or_default();
+        for shown in expected {
+            assert!(last.contains(shown), "\"{shown}\" is not in:\n{last}");
+        }
+    }
     // Told to draw nothing, it does not, even on a terminal.
     let shown = scratch.path().join("dumb");
     let init = farm.command("init", &["--timeout=60s"]);
@@ -55,7 +84,7 @@ pub(crate) async fn init_draws_on_a_terminal_and_leaves_its_last_state(cluster: 
     command.env("TERM", "dumb").env("SHELL", "/bin/sh").stdin(Stdio::null()).stdout(Stdio::null());
     assert!(command.status().await?.success());
     let text = String::from_utf8_lossy(&std::fs::read(&shown)?).into_owned();
-    assert!(!text.contains('\x1b') && text.contains("nothing to write"), "{text}");
+    assert!(!text.contains('\x1b') && text.contains("created Deployment"), "{text}");
     Ok(())
 }
 

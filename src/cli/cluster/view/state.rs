@@ -1,6 +1,9 @@
 //! The view as a value: events go in, lines come out. Pure; the time is that
 //! since the run began.
 
+mod line;
+mod step;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -9,7 +12,8 @@ use crate::cli::screen::Size;
 use crate::cluster::{Event, PlannedLevel};
 use crate::manifest::{ObjectId, Runlevel};
 use crate::plan::Counts;
-use crate::printable::printable;
+use line::{Line, Mark, elapsed, right_aligned};
+use step::Step;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +28,21 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct View {
     colour: bool,
-    counts: Option<Counts>,
+    plan: Option<Planned>,
     levels: Vec<Level>,
+    steps: Vec<Step>,
+    /// What stays although it is no longer wanted, and why.
+    kept: BTreeMap<ObjectId, String>,
     end: Option<(End, Duration)>,
+}
+
+/// What the run is about to do.
+#[derive(Clone, Copy, Debug)]
+enum Planned {
+    /// To apply, and to prune.
+    Apply(Counts),
+    /// To remove so many objects.
+    Remove(usize),
 }
 
 #[derive(Debug)]
@@ -50,49 +66,23 @@ struct Component {
     ready: Option<Duration>,
 }
 
-/// What a line begins with, and its colour.
-#[derive(Clone, Copy)]
-enum Mark {
-    Later,
-    Working,
-    Waiting,
-    Ready,
-    Failed,
-}
-
-impl Mark {
-    fn sign(self) -> char {
-        match self {
-            Self::Later => '·',
-            Self::Working => '▸',
-            Self::Waiting => '…',
-            Self::Ready => '✓',
-            Self::Failed => '✗',
-        }
-    }
-
-    fn code(self) -> &'static str {
-        match self {
-            Self::Later => "2",
-            Self::Working => "36",
-            Self::Waiting => "33",
-            Self::Ready => "32",
-            Self::Failed => "31",
-        }
-    }
-}
-
 impl View {
     pub(super) fn new(colour: bool) -> Self {
-        Self { colour, counts: None, levels: Vec::new(), end: None }
+        Self { colour, plan: None, levels: Vec::new(), steps: Vec::new(), kept: BTreeMap::new(), end: None }
     }
 
     /// Takes an event in; what it has to say that does not go by.
     pub(super) fn take(&mut self, event: &Event, at: Duration) -> Option<String> {
         match event {
-            Event::Planned { counts, levels } => {
-                self.counts = Some(*counts);
+            Event::Planned { counts, levels, steps } => {
+                self.plan = Some(Planned::Apply(*counts));
                 self.levels = levels.iter().map(Level::new).collect();
+                self.steps = steps.iter().map(Step::new).collect();
+            }
+            Event::Removing { steps, kept } => {
+                self.plan = Some(Planned::Remove(steps.iter().map(|step| step.objects.len()).sum()));
+                self.steps = steps.iter().map(Step::new).collect();
+                self.kept.extend(kept.iter().map(|kept| (kept.object.clone(), kept.why.clone())));
             }
             Event::Level { runlevel, .. } => self.with_level(*runlevel, |level| level.began = Some(at)),
             Event::LevelReady { runlevel, .. } => self.with_level(*runlevel, |level| {
@@ -100,6 +90,23 @@ impl View {
                 level.ready = true;
             }),
             Event::Applied { object, .. } => self.with_component(object, |component| component.written += 1),
+            Event::Kept { object, why } => drop(self.kept.insert(object.clone(), why.clone())),
+            Event::Step { title, .. } => self.with_step(title, |step| step.began = Some(at)),
+            Event::StepDone { title, .. } => self.with_step(title, |step| step.done = Some(at)),
+            Event::Deleted { object } => match self.step_of(object) {
+                Some(step) => drop(step.deleted.insert(object.clone())),
+                None => return Some(event.to_string()),
+            },
+            Event::Gone { object } => {
+                if let Some(step) = self.step_of(object) {
+                    step.waiting.remove(object);
+                }
+            }
+            Event::Waiting { object, why } if self.step_of(object).is_some() => {
+                if let Some(step) = self.step_of(object) {
+                    step.waiting.insert(object.clone(), why.clone());
+                }
+            }
             Event::Waiting { object, why } => self.with_component(object, |component| {
                 component.ready = None;
                 component.waiting.insert(object.clone(), why.clone());
@@ -109,11 +116,7 @@ impl View {
                 component.ready = component.waiting.is_empty().then_some(at);
             }),
             Event::UpToDate | Event::Recorded { .. } => {}
-            Event::Retrying { .. }
-            | Event::Stopping
-            | Event::Warning { .. }
-            | Event::Deleted { .. }
-            | Event::Kept { .. } => return Some(event.to_string()),
+            Event::Retrying { .. } | Event::Stopping | Event::Warning { .. } => return Some(event.to_string()),
         }
         None
     }
@@ -124,12 +127,25 @@ impl View {
         for level in self.levels.iter_mut().filter(|level| level.began.is_some()) {
             level.ended.get_or_insert(at);
         }
+        for step in self.steps.iter_mut().filter(|step| step.began.is_some() && step.done.is_none()) {
+            step.cut = Some(at);
+        }
     }
 
     fn with_level(&mut self, runlevel: Runlevel, change: impl FnOnce(&mut Level)) {
         if let Some(level) = self.levels.iter_mut().find(|level| level.runlevel == runlevel) {
             change(level);
         }
+    }
+
+    fn with_step(&mut self, title: &str, change: impl FnOnce(&mut Step)) {
+        if let Some(step) = self.steps.iter_mut().find(|step| step.title == title) {
+            change(step);
+        }
+    }
+
+    fn step_of(&mut self, object: &ObjectId) -> Option<&mut Step> {
+        self.steps.iter_mut().find(|step| step.objects.contains(object))
     }
 
     fn with_component(&mut self, object: &ObjectId, change: impl FnOnce(&mut Component)) {
@@ -145,13 +161,19 @@ impl View {
         let names = self.levels.iter().flat_map(|level| &level.components).map(|component| component.name.len());
         let names = names.max().unwrap_or_default().min(width / 3);
         let mut lines = vec![self.head(width, at)];
-        let whole: Vec<Vec<String>> = self.levels.iter().map(|level| self.level(level, width, names, at)).collect();
+        let levels =
+            self.levels.iter().map(|level| (level.ready || level.began.is_none(), self.level(level, width, names, at)));
+        let steps = self.steps.iter().map(|step| {
+            (step.done.is_some() || step.began.is_none(), self.painted(step.lines(at, self.end.is_some()), width))
+        });
+        let kept = (true, self.painted(step::kept(&self.kept), width));
+        let whole: Vec<(bool, Vec<String>)> = levels.chain(steps).chain([kept]).collect();
         // What scrolls by above needs room, too.
         let room = usize::from(size.rows).saturating_sub(3).max(3);
-        let mut surplus = (1 + whole.iter().map(Vec::len).sum::<usize>()).saturating_sub(room);
-        for (level, mut own) in self.levels.iter().zip(whole) {
+        let mut surplus = (1 + whole.iter().map(|(_, own)| own.len()).sum::<usize>()).saturating_sub(room);
+        for (is_settled, mut own) in whole {
             // Those that are done, and those to come, can do with a line each.
-            if surplus > 0 && (level.ready || level.began.is_none()) && own.len() > 1 {
+            if surplus > 0 && is_settled && own.len() > 1 {
                 surplus = surplus.saturating_sub(own.len() - 1);
                 own.truncate(1);
             }
@@ -166,11 +188,17 @@ impl View {
     }
 
     fn head(&self, width: usize, at: Duration) -> String {
-        let text = match (self.counts, self.end) {
+        let text = match (self.plan, self.end) {
+            (Some(Planned::Remove(_)), Some((End::Well, _))) if self.kept.is_empty() => "everything is gone".to_owned(),
+            (Some(Planned::Remove(_)), Some((End::Well, _))) => "everything is gone but what is kept".to_owned(),
+            (Some(Planned::Remove(_)), Some((End::Badly, _))) => {
+                "the run has ended before everything was gone".to_owned()
+            }
             (_, Some((End::Well, _))) => "everything is ready".to_owned(),
             (_, Some((End::Badly, _))) => "the run has ended before everything was ready".to_owned(),
             (None, None) => "looking at the cluster".to_owned(),
-            (Some(counts), None) => counts.to_string(),
+            (Some(Planned::Apply(counts)), None) => counts.to_string(),
+            (Some(Planned::Remove(count)), None) => format!("{count} to delete, {} kept", self.kept.len()),
         };
         let at = self.end.map_or(at, |(_, at)| at);
         right_aligned(&format!("── {text}"), &elapsed(at), width)
@@ -185,36 +213,19 @@ impl View {
             Some(_) => (Mark::Working, "at work"),
         };
         let time = level.began.map(|began| level.ended.unwrap_or(at).saturating_sub(began));
-        let head = format!("{} {}  {word}", mark.sign(), level.runlevel);
-        let mut lines = vec![self.painted(&right_aligned(&head, &time.map(elapsed).unwrap_or_default(), width), mark)];
+        let head = format!("{}  {word}", level.runlevel);
+        let mut lines = vec![Line::head(mark, head, time)];
         for component in &level.components {
             let Shown { mark, text, why, ended } = component.shown(level, ended_early);
             let time = level.began.map(|began| ended.or(level.ended).unwrap_or(at).saturating_sub(began));
             let name = clip(&component.name, names);
-            let line = format!("  {} {name:<names$}  {text}", mark.sign());
-            let time = time.map(elapsed).unwrap_or_default();
-            let why = printable(&why).replace('\n', " ");
-            let whole = if why.is_empty() { line.clone() } else { format!("{line}: {why}") };
-            // The cause is what a person needs: it gets lines of its own where there is no room for it.
-            let fits = whole.chars().count() <= width.saturating_sub(TIME);
-            lines.push(self.painted(&right_aligned(if fits { &whole } else { &line }, &time, width), mark));
-            if !fits && !why.is_empty() {
-                lines.extend(wrapped(&why, width.saturating_sub(INDENT)).map(|part| format!("{:INDENT$}{part}", "")));
-            }
+            lines.push(Line::entry(mark, format!("{name:<names$}  {text}"), time).because(why));
         }
-        lines
+        self.painted(lines, width)
     }
 
-    /// The sign in its colour; all of what comes later is dim.
-    fn painted(&self, line: &str, mark: Mark) -> String {
-        if !self.colour {
-            return line.to_owned();
-        }
-        let code = mark.code();
-        match mark {
-            Mark::Later => format!("\x1b[{code}m{line}\x1b[0m"),
-            _ => line.replacen(mark.sign(), &format!("\x1b[{code}m{}\x1b[0m", mark.sign()), 1),
-        }
+    fn painted(&self, lines: Vec<Line>, width: usize) -> Vec<String> {
+        lines.into_iter().flat_map(|line| line.drawn(width, self.colour)).collect()
     }
 }
 
@@ -270,48 +281,6 @@ struct Shown {
     why: String,
     /// When it was ready.
     ended: Option<Duration>,
-}
-
-/// At most two lines of a text, broken between words.
-fn wrapped(text: &str, width: usize) -> impl Iterator<Item = String> {
-    let (mut first, mut rest) = (String::new(), text);
-    while let Some((word, after)) = rest.split_once(' ') {
-        if first.chars().count() + 1 + word.chars().count() > width {
-            break;
-        }
-        first.push_str(if first.is_empty() { "" } else { " " });
-        first.push_str(word);
-        rest = after;
-    }
-    let whole = first.chars().count() + 1 + rest.chars().count() <= width;
-    let lines = if whole || first.is_empty() { [text, ""] } else { [&first, rest] };
-    lines.map(|line| clip(line, width)).into_iter().filter(|line| !line.is_empty())
-}
-
-/// A text, and another at the end of the line; where there is no room for
-/// both, the text alone.
-fn right_aligned(text: &str, end: &str, width: usize) -> String {
-    let column = width.saturating_sub(TIME);
-    if end.is_empty() || column < 3 * TIME {
-        return clip(text, width);
-    }
-    let text = clip(text, column);
-    format!("{text:<column$}{end:>TIME$}")
-}
-
-/// Columns of a time and the gap before it.
-const TIME: usize = 8;
-
-/// Columns before the cause on lines of its own.
-const INDENT: usize = 6;
-
-fn elapsed(time: Duration) -> String {
-    let seconds = time.as_secs();
-    match seconds {
-        0..=9 => format!("{seconds}.{} s", time.subsec_millis() / 100),
-        10..=59 => format!("{seconds} s"),
-        _ => format!("{}m {:02}s", seconds / 60, seconds % 60),
-    }
 }
 
 #[cfg(test)]

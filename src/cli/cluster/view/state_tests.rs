@@ -1,5 +1,7 @@
+use super::line::wrapped;
 use super::*;
-use crate::cluster::{PlannedComponent, Verb};
+use crate::cluster::PlannedStep;
+use crate::cluster::{PlannedComponent, PlannedKept, Verb};
 
 fn id(kind: &str, name: &str) -> ObjectId {
     let namespace = Some("buildkit-operator".to_owned());
@@ -37,6 +39,7 @@ fn planned() -> Event {
                 components: vec![component("gateway", 2, &[("Deployment", "gateway"), ("Service", "gateway")])],
             },
         ],
+        steps: Vec::new(),
     }
 }
 
@@ -154,4 +157,101 @@ fn what_is_waited_for_is_printable() {
     view.take(&Event::Waiting { object: id("Deployment", "buildkit-operator-buildd"), why }, Duration::ZERO);
     let drawn = drawn(&view, 120, 40, 75);
     assert!(!drawn.contains('\x1b') && drawn.contains("and more"), "{drawn}");
+}
+
+fn planned_step(title: &str, objects: &[(&str, &str)]) -> PlannedStep {
+    PlannedStep { title: title.into(), objects: objects.iter().map(|(kind, name)| id(kind, name)).collect() }
+}
+
+/// A removal, as far as the number of its events.
+fn removal(events: usize) -> View {
+    let steps = vec![
+        planned_step("custom resources, while their controller runs", &[("BuildProject", "a"), ("BuildProject", "b")]),
+        planned_step(
+            "everything that was applied, in reverse",
+            &[("Deployment", "gateway"), ("Service", "gateway"), ("Secret", "token")],
+        ),
+        planned_step("namespaces", &[("Namespace", "builds")]),
+    ];
+    let kept = |kind, name, why: &str| PlannedKept { object: id(kind, name), why: why.into() };
+    let kept = vec![
+        kept("PersistentVolumeClaim", "cache-a", "it is a cache; --delete-caches deletes it"),
+        kept("Namespace", "buildkit-operator", "it holds PersistentVolumeClaim cache-a"),
+    ];
+    let step = |title: &str| Event::Step { title: title.into(), deletions: 2 };
+    let done = |title: &str| Event::StepDone { title: title.into(), duration_ms: 3 };
+    let (first, second) = (steps[0].title.clone(), steps[1].title.clone());
+    let service = id("Service", "gateway");
+    let why = "is being deleted: finalizer \"service.kubernetes.io/load-balancer-cleanup\": the cloud's controller \
+               removes the load balancer; is it running?";
+    let all = [
+        Event::Removing { steps, kept },
+        step(&first),
+        Event::Deleted { object: id("BuildProject", "a") },
+        Event::Deleted { object: id("BuildProject", "b") },
+        done(&first),
+        step(&second),
+        Event::Deleted { object: id("Deployment", "gateway") },
+        Event::Deleted { object: service.clone() },
+        Event::Waiting { object: service.clone(), why: why.into() },
+        Event::Gone { object: service },
+        Event::Deleted { object: id("Secret", "token") },
+        done(&second),
+        step("namespaces"),
+        Event::Deleted { object: id("Namespace", "builds") },
+        done("namespaces"),
+    ];
+    let mut view = View::new(false);
+    for (number, event) in all.iter().take(events).enumerate() {
+        assert_eq!(view.take(event, Duration::from_millis(700 * number as u64)), None);
+    }
+    view
+}
+
+#[test]
+fn a_removal_at_80_and_120_columns() {
+    for columns in [80, 120] {
+        for (name, events) in [("removal_planned", 1), ("removal_waiting", 9), ("removal_working", 10)] {
+            insta::assert_snapshot!(format!("{columns}_{name}"), drawn(&removal(events), columns, 40, 75));
+        }
+    }
+    let mut well = removal(15);
+    well.end(End::Well, Duration::from_secs(12));
+    insta::assert_snapshot!("removal_ended_well", drawn(&well, 80, 40, 99));
+    let mut badly = removal(9);
+    badly.end(End::Badly, Duration::from_secs(60));
+    insta::assert_snapshot!("removal_ended_badly", drawn(&badly, 80, 40, 99));
+    drawn(&removal(9), 30, 8, 75);
+}
+
+#[test]
+fn what_is_pruned_and_kept_is_below_the_levels() {
+    let mut view = View::new(false);
+    let gone = vec![planned_step("what is no longer wanted", &[("ConfigMap", "old"), ("Service", "old")])];
+    let Event::Planned { counts, levels, .. } = planned() else { panic!("no plan") };
+    let counts = Counts { delete: 2, ..counts };
+    let kept = Event::Kept { object: id("ConfigMap", "mine"), why: "annotation bko-install/keep asks for it".into() };
+    assert_eq!(view.take(&kept, Duration::ZERO), None);
+    view.take(&Event::Planned { counts, levels, steps: gone }, Duration::from_secs(59));
+    for runlevel in [Runlevel::Rc0, Runlevel::Rc3, Runlevel::Rc4] {
+        view.take(&Event::Level { runlevel, writes: 1, objects: 4 }, Duration::from_secs(60));
+        view.take(&Event::LevelReady { runlevel, duration_ms: 900 }, Duration::from_secs(61));
+    }
+    let title = "what is no longer wanted".to_owned();
+    view.take(&Event::Step { title, deletions: 2 }, Duration::from_secs(70));
+    view.take(&Event::Deleted { object: id("Service", "old") }, Duration::from_secs(71));
+    insta::assert_snapshot!("80_pruned", drawn(&view, 80, 40, 75));
+    insta::assert_snapshot!("120_pruned", drawn(&view, 120, 40, 75));
+    // What belongs to no step is told.
+    let other = Event::Deleted { object: id("Secret", "release") };
+    assert!(view.take(&other, Duration::ZERO).is_some());
+}
+
+#[test]
+fn of_many_that_stay_some_are_named() {
+    let kept = |n: usize| PlannedKept { object: id("Secret", &format!("s{n}")), why: "foreign".into() };
+    let mut view = View::new(false);
+    view.take(&Event::Removing { steps: Vec::new(), kept: (0..9).map(kept).collect() }, Duration::ZERO);
+    let shown = drawn(&view, 80, 40, 1);
+    assert!(shown.contains("= kept  9") && shown.contains("s4: foreign") && shown.ends_with("· and 4 more"), "{shown}");
 }

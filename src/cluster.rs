@@ -3,6 +3,7 @@
 //! Shell: everything here talks to the API server. Every request has a
 //! deadline; what may pass by itself is tried again until then.
 
+mod admission;
 pub mod apply;
 mod ask;
 mod blame;
@@ -33,6 +34,8 @@ pub use error::RequestError;
 pub(crate) use event::PRUNED;
 pub use event::{Event, PlannedComponent, PlannedKept, PlannedLevel, PlannedStep, Reporter, Verb};
 
+use crate::manifest::ObjectId;
+
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// A cluster, and the limits within which this run may use it.
@@ -43,6 +46,7 @@ pub struct Cluster {
     limits: Limits,
     interrupt: CancellationToken,
     report: Reporter,
+    webhooks: Arc<admission::Told>,
 }
 
 /// Limits of a run.
@@ -59,7 +63,14 @@ impl Cluster {
     /// in flight; `report` is told what happens.
     pub fn new(client: kube::Client, limits: Limits, interrupt: CancellationToken, report: Reporter) -> Self {
         let limits = Limits { concurrency: limits.concurrency.max(1), ..limits };
-        Self { kinds: Arc::new(kinds::Kinds::new(client.clone())), client, limits, interrupt, report }
+        Self {
+            kinds: Arc::new(kinds::Kinds::new(client.clone())),
+            client,
+            limits,
+            interrupt,
+            report,
+            webhooks: Arc::default(),
+        }
     }
 
     /// The client, for requests that are none of an installation's.
@@ -89,6 +100,20 @@ impl Cluster {
     pub fn last_words(&self) -> Self {
         let deadline = self.limits.deadline.max(request::now() + LAST_WORDS);
         Self { interrupt: CancellationToken::new(), ..self.until(deadline) }
+    }
+
+    /// The same cluster, which tells of one object as of another that it stands for.
+    pub(crate) fn standing_for(&self, object: &ObjectId, stands_for: &ObjectId) -> Self {
+        let (report, from, to) = (Arc::clone(&self.report), object.to_string(), stands_for.to_string());
+        let report: Reporter = Arc::new(move |event| {
+            report(match event {
+                Event::Retrying { request, why, delay_ms } => {
+                    Event::Retrying { request: request.replace(&from, &to), why, delay_ms }
+                }
+                event => event,
+            });
+        });
+        Self { report, ..self.clone() }
     }
 
     /// Whether the run was asked to end.

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 
 pub use adopt::{AdoptError, release_values, unadopt};
 pub use fault::{ParseStopPoint, StopPoint};
-pub use preflight::{Refusal, Reviewed, review};
+pub use preflight::{Refusal, Reviewed, beyond, review};
 pub use rollback::{prepare_rollback, rollback};
 pub use status::{ComponentStatus, LevelStatus, ObjectStatus, Status, status};
 pub use uninstall::{Removal, Scope, Step, prepare_uninstall, uninstall};
@@ -68,7 +68,8 @@ impl Options {
         Consent { adopt: self.adopt, force: self.force_conflicts, look: false }
     }
 
-    fn leaves(&self, component: &str) -> bool {
+    /// Whether a run leaves a component as it is.
+    pub fn leaves(&self, component: &str) -> bool {
         let named = |list: &[String]| list.iter().any(|name| name == component);
         named(&self.skip) || (!self.only.is_empty() && !named(&self.only))
     }
@@ -229,12 +230,13 @@ pub async fn init(cluster: &Cluster, wanted: &Installation) -> Result<Plan, Inst
         return Ok(plan);
     }
     run::brake(&plan, &wanted.options)?;
-    run::make_namespace(cluster, &plan, &wanted.rendered.operator_namespace).await?;
+    let made = run::make_namespace(cluster, &plan, &wanted.rendered.operator_namespace).await?;
     let rehearsed = Rehearsed::of(&plan);
     drop(plan);
     locked(cluster, &wanted.rendered.operator_namespace, async {
         // Looks again, now that nobody else writes, and carries out what it sees.
-        let prepared = prepare_again(cluster, wanted, &rehearsed).await?;
+        let mut prepared = prepare_again(cluster, wanted, &rehearsed).await?;
+        prepared.plan.made = usize::from(made);
         run::carry_out(cluster, wanted, prepared, Origin::Init).await
     })
     .await

@@ -7,6 +7,7 @@
 
 mod chart;
 mod check;
+mod contrast;
 mod definition;
 mod difference;
 mod fields;
@@ -131,6 +132,9 @@ pub struct Plan {
     /// What needs consent before anything is written.
     #[serde(skip)]
     pub brakes: Vec<(Option<ObjectId>, Brake)>,
+    /// Objects that the same run has made before, for the sake of its lock.
+    #[serde(skip)]
+    pub made: usize,
     /// Whether the record must be written, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record: Option<String>,
@@ -248,7 +252,7 @@ impl Plan {
     /// How many objects are created, configured, recreated, deleted, unchanged.
     pub fn counts(&self) -> Counts {
         let counts = Counts { delete: self.deletions.len(), ..Counts::default() };
-        self.changes().fold(counts, |mut counts, change| {
+        let mut counts = self.changes().fold(counts, |mut counts, change| {
             *match change.action {
                 Action::Create => &mut counts.create,
                 Action::Configure { .. } => &mut counts.configure,
@@ -256,7 +260,11 @@ impl Plan {
                 Action::Unchanged | Action::Finished => &mut counts.unchanged,
             } += 1;
             counts
-        })
+        });
+        let made = self.made.min(counts.unchanged);
+        counts.create += made;
+        counts.unchanged -= made;
+        counts
     }
 }
 
@@ -304,7 +312,7 @@ pub fn plan(
         let mut change = change(object, wave, observation);
         if let Some(uid) = record::finished(object, &change, installed) {
             change.action = Action::Finished;
-            change.live = Some(crate::readiness::Pin { uid: Some(uid), generation: None });
+            change.live = Some(crate::readiness::Pin { uid: Some(uid), ..Default::default() });
         }
         levels.entry(object.runlevel).or_default().push(change);
     }
@@ -317,7 +325,7 @@ pub fn plan(
     let Pruned { deletions, mut kept, .. } = remains;
     let untouched = installed.into_iter().flat_map(|record| &record.inventory);
     kept.extend(untouched.filter(|entry| desired.untouched.contains(&entry.component)).cloned());
-    let mut plan = Plan { levels, deletions, releases: Vec::new(), values: None, kept, brakes, record: None };
+    let mut plan = Plan { levels, deletions, releases: Vec::new(), values: None, kept, brakes, made: 0, record: None };
     plan.record = record::pending(&plan, installed, settings);
     Ok(plan)
 }

@@ -20,6 +20,7 @@ pub mod role;
 pub mod schema;
 pub mod secrets;
 pub mod storage;
+pub mod understood;
 
 use std::fmt;
 
@@ -68,6 +69,8 @@ pub enum Check {
     LoadBalancer,
     /// Whether there are nodes for our pods.
     Nodes,
+    /// Whether namespaces are there to stay.
+    Namespaces,
     /// Quotas of the namespaces.
     Quota,
     /// Pod Security level of the namespaces.
@@ -80,6 +83,8 @@ pub enum Check {
     CustomResources,
     /// Whether the Secrets that others make are there and as they must be.
     Secrets,
+    /// Whether the API server takes everything that would be written.
+    Plan,
     /// Whether the installation is ready.
     Installation,
     /// Whether its certificates are valid.
@@ -102,12 +107,14 @@ impl Check {
             Self::RuntimeClass => "runtime-class",
             Self::LoadBalancer => "load-balancer",
             Self::Nodes => "nodes",
+            Self::Namespaces => "namespaces",
             Self::Quota => "quota",
             Self::PodSecurity => "pod-security",
             Self::Pods => "pods",
             Self::DaemonPods => "daemon-pods",
             Self::CustomResources => "custom-resources",
             Self::Secrets => "secrets",
+            Self::Plan => "plan",
             Self::Installation => "installation",
             Self::Certificates => "certificates",
             Self::Route => "route",

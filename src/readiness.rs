@@ -5,6 +5,7 @@
 //! and a status of an older generation or of another object says nothing.
 
 mod certificate;
+mod creation;
 mod culprit;
 mod declared;
 mod network;
@@ -14,6 +15,7 @@ mod workload;
 
 use serde_json::Value;
 
+pub use creation::Around;
 pub use culprit::{Culprit, culprit};
 pub use declared::Declared;
 pub use pod::{Trouble, Why, trouble};
@@ -36,6 +38,9 @@ pub struct Pin {
     pub uid: Option<String>,
     /// Generation that our apply returned; `None` where a kind has none.
     pub generation: Option<i64>,
+    /// When it began to fail to make pods, if it did so before anything that
+    /// is waited for was changed.
+    pub failing_since: Option<String>,
 }
 
 impl Pin {
@@ -44,6 +49,7 @@ impl Pin {
         Self {
             uid: object.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned),
             generation: object.pointer("/metadata/generation").and_then(Value::as_i64),
+            failing_since: creation::began(object),
         }
     }
 }
@@ -68,6 +74,11 @@ pub fn assess(object: Option<&Value>, pin: &Pin) -> State {
 /// Judges one object, by what its component declares where the kind has no
 /// rule of its own.
 pub fn assess_declared(object: Option<&Value>, pin: &Pin, declared: Option<&Declared>) -> State {
+    assess_among(object, pin, declared, Around::default())
+}
+
+/// Judges one object with what is around it.
+pub fn assess_among(object: Option<&Value>, pin: &Pin, declared: Option<&Declared>, around: Around<'_>) -> State {
     let Some(object) = object else {
         return match pin.uid {
             Some(_) => State::Failed("was deleted".into()),
@@ -89,7 +100,7 @@ pub fn assess_declared(object: Option<&Value>, pin: &Pin, declared: Option<&Decl
     let api_version = text(object, "/apiVersion").unwrap_or_default();
     let group = api_version.rsplit_once('/').map_or("", |(group, _)| group);
     match (rule(group, text(object, "/kind").unwrap_or_default()), declared) {
-        (Some(rule), _) => rule(object),
+        (Some(rule), _) => creation::weighed(rule(object), object, pin, around),
         (None, Some(declared)) => declared.assess(object),
         (None, None) => State::Ready,
     }

@@ -8,7 +8,8 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::image;
-use crate::manifest::{self, Bundle, Faults, Rendered};
+use crate::manifest::{self, Bundle, Fault, Faults, Rendered};
+use crate::preflight::understood;
 use crate::profile::{self, Profile, ProfileSource, Request, Values};
 
 use super::exit::{Code, Failure};
@@ -63,24 +64,37 @@ impl BundleArgs {
     /// Exit code 2 with every fault of the profile and the values.
     pub fn resolve(&self, recorded: Recorded, default_image: &str) -> Result<(Profile, Values), Failure> {
         let profile = profile_source(self.profile_name(&recorded))?;
+        let (files, mut unread) = self.values_files();
         let request = Request {
             profile,
             recorded: recorded.overrides,
-            files: recorded
-                .release
-                .into_iter()
-                .map(Ok)
-                .chain(self.files.iter().map(|path| read(path)))
-                .collect::<Result<_, _>>()?,
+            files: recorded.release.into_iter().chain(files).collect(),
             set: self.set.clone(),
             image: self.image.clone(),
             default_image: default_image.to_owned(),
         };
-        let (profile, values) = profile::resolve(self.bundle()?, &request).map_err(usage)?;
+        // A file that is missing hides no other fault.
+        let resolved = profile::resolve(self.bundle()?, &request).map_err(|Faults(faults)| unread.extend(faults));
+        let (profile, values) = match resolved {
+            Ok(resolved) if unread.is_empty() => resolved,
+            _ => return Err(usage(Faults(unread))),
+        };
         for name in values.forgotten() {
             tracing::warn!(value.name = %name, "recorded override of a value that this version does not have");
         }
         Ok((profile, values))
+    }
+
+    /// The values files, and those that cannot be read.
+    fn values_files(&self) -> (Vec<(String, String)>, Vec<Fault>) {
+        let (mut files, mut faults) = (Vec::new(), Vec::new());
+        for path in &self.files {
+            match text(path) {
+                Ok(text) => files.push((path.display().to_string(), text)),
+                Err(error) => faults.push(Fault::of(path.display().to_string(), format!("cannot read it: {error}"))),
+            }
+        }
+        (files, faults)
     }
 
     /// Whether a value is valid by itself.
@@ -101,7 +115,7 @@ impl BundleArgs {
     /// Exit code 2 with every fault.
     pub fn render(&self, recorded: Recorded, default_image: &str) -> Result<Bundled, Failure> {
         let (profile, values) = self.resolve(recorded, default_image)?;
-        let rendered = manifest::render(self.bundle()?, &profile, &values).map_err(usage)?;
+        let rendered = rendered(self.bundle()?, &profile, &values)?;
         Ok(Bundled { profile, values, rendered })
     }
 
@@ -131,6 +145,13 @@ impl BundleArgs {
     pub fn profile_name<'a>(&'a self, recorded: &'a Recorded) -> &'a str {
         self.profile.as_deref().or(recorded.profile.as_deref()).unwrap_or(DEFAULT_PROFILE)
     }
+}
+
+/// The objects, which the servers that they start understand.
+pub(super) fn rendered(bundle: &Bundle, profile: &Profile, values: &Values) -> Result<Rendered, Failure> {
+    let rendered = manifest::render(bundle, profile, values).map_err(usage)?;
+    understood::check(&rendered).map_err(usage)?;
+    Ok(rendered)
 }
 
 /// The embedded bundle.
@@ -173,9 +194,13 @@ fn profile_source(profile: &str) -> Result<ProfileSource, Failure> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the command line reads the files that it is given")]
+fn text(path: &Path) -> std::io::Result<String> {
+    std::fs::read_to_string(path)
+}
+
 fn read(path: &Path) -> Result<(String, String), Failure> {
     let shown = path.display().to_string();
-    match std::fs::read_to_string(path) {
+    match text(path) {
         Ok(text) => Ok((shown, text)),
         Err(error) => {
             let error = anyhow::Error::new(error).context(format!("cannot read \"{shown}\""));

@@ -16,12 +16,11 @@ mod view;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
 
 use super::bundle::BundleArgs;
 use super::exit::Failure;
 use super::screen::TerminalArgs;
-use super::{Global, Output, OutputArgs, block_on, report};
+use super::{Global, OutputArgs, block_on, report};
 use crate::cluster::Reporter;
 use view::Live;
 
@@ -93,17 +92,6 @@ const LIVE: &str = "On a terminal its last lines show what is done, with what ea
     and where TERM is dumb, a line tells of everything that happens. With --output json each is a line of JSON, and so \
     is a failure. Ctrl-C stops after the requests in flight, once more at once; the same command goes on from there.";
 
-/// The last event of a run that did not succeed.
-#[derive(Debug, Serialize)]
-#[serde(tag = "event", rename = "failed", rename_all = "camelCase")]
-struct Failed<'a> {
-    /// The error and its causes.
-    message: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hint: Option<&'a str>,
-    exit_code: u8,
-}
-
 /// Carries a run out, with a view where there is a terminal for it. In JSON,
 /// its failure is its last event.
 async fn told<T>(
@@ -117,12 +105,7 @@ async fn told<T>(
     if let Some(live) = live {
         live.end(result.is_ok()).await;
     }
-    if let (Output::Json, Err(Failure { code, error: Some(error), hint })) = (output, &result) {
-        let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-        let failed = Failed { message: causes.join(": "), hint: hint.as_deref(), exit_code: *code as u8 };
-        // The failure itself counts for more than that nobody reads of it.
-        let _ = report::print_json(&failed);
-    }
+    report::failed(output, &result);
     result
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 
+use crate::manifest::Rendered;
 use crate::manifest::export::{self, Argo, Flux, FluxSource, Format};
-use crate::manifest::{self, Rendered};
 use crate::names::dns_label;
 
 use super::Global;
@@ -108,13 +108,13 @@ pub fn run(args: ExportArgs, global: &Global) -> Result<(), Failure> {
 fn rendered(args: &BundleArgs) -> Result<Rendered, Failure> {
     let (mut profile, values) = args.resolve(Recorded::default(), &args.default_image()?)?;
     let bundle = bundle::bundle()?;
-    let rendered = manifest::render(bundle, &profile, &values).map_err(bundle::usage)?;
+    let rendered = bundle::rendered(bundle, &profile, &values)?;
     if rendered.declarations().is_empty() {
         return Ok(rendered);
     }
     let (level, component) = export::BOOTSTRAP;
     profile.runlevels.entry(level).or_default().push(component.to_owned());
-    manifest::render(bundle, &profile, &values).map_err(bundle::usage)
+    bundle::rendered(bundle, &profile, &values)
 }
 
 /// The files of an earlier export, in all its folders.

@@ -83,6 +83,28 @@ pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     print(&serde_json::to_string(value)?)
 }
 
+/// The last line of a command that did not succeed, in JSON.
+#[derive(serde::Serialize)]
+#[serde(tag = "event", rename = "failed", rename_all = "camelCase")]
+struct Failed<'a> {
+    /// The error and its causes.
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'a str>,
+    exit_code: u8,
+}
+
+/// Tells programs that a command has failed. A result that says so itself is
+/// the last line, and has no error beside it.
+pub fn failed<T>(output: Output, result: &Result<T, Failure>) {
+    if let (Output::Json, Err(Failure { code, error: Some(error), hint })) = (output, result) {
+        let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+        let failed = Failed { message: causes.join(": "), hint: hint.as_deref(), exit_code: *code as u8 };
+        // The failure itself counts for more than that nobody reads of it.
+        let _ = print_json(&failed);
+    }
+}
+
 /// A reporter that prints every event: in JSON all of them, as text what people
 /// wait for; repetitions and warnings go to standard error. A reader that has
 /// gone away does not end a run that writes to a cluster.

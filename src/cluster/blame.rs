@@ -44,6 +44,21 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// How often ReplicaSets of that name's beginning are known to have failed
+    /// to make a pod.
+    pub(super) async fn failed_creations(&self, namespace: &str, prefix: &str) -> Option<i64> {
+        let events: Api<CoreEvent> = Api::namespaced(self.client.clone(), namespace);
+        let fields = "involvedObject.kind=ReplicaSet,reason=FailedCreate";
+        let list = within(events.list(&ListParams::default().fields(fields))).await?;
+        let ours = list
+            .items
+            .into_iter()
+            .filter(|event| event.involved_object.name.as_deref().is_some_and(|name| name.starts_with(prefix)));
+        Some(ours.map(|event| i64::from(event.count.unwrap_or(1))).sum())
+    }
+}
+
 /// What is told beside an error must not take longer than the error is worth.
 async fn within<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Option<T> {
     tokio::time::timeout(std::time::Duration::from_secs(5), request).await.ok()?.ok()

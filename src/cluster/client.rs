@@ -173,7 +173,8 @@ impl ConnectError {
                 "check that the cluster runs and that its address is right: `kubectl version`".into()
             }
             Self::NotTrusted { .. } => {
-                "certificate-authority-data of the kubeconfig belongs to another cluster: fetch a new kubeconfig".into()
+                "the kubeconfig has no certificate-authority-data, or that of another cluster: fetch a new kubeconfig"
+                    .into()
             }
         }
     }

@@ -45,7 +45,7 @@ pub enum RequestError {
         fields: Vec<Contested>,
     },
     /// A GitOps tool keeps the object as its repository says.
-    #[error("{object} belongs to {owner}, which would undo what is applied here")]
+    #[error("{object} belongs to {owner}, which would undo what is done here")]
     Tracked {
         /// The object.
         object: Box<ObjectId>,
@@ -96,6 +96,14 @@ pub enum RequestError {
     NotServed {
         /// The object.
         object: Box<ObjectId>,
+    },
+    /// A webhook could not be called until the deadline.
+    #[error("{webhook} does not answer, and the API server refuses what it is to see: {why}")]
+    Webhook {
+        /// `webhook "a" of ValidatingWebhookConfiguration "b"`.
+        webhook: String,
+        /// The last reason.
+        why: String,
     },
     /// The run's deadline has passed.
     #[error("cannot {request} before the deadline{}", last.as_ref().map(|l| format!(": {l}")).unwrap_or_default())]

@@ -220,8 +220,12 @@ async fn rehearse(cluster: &Cluster, object: &Object) -> Result<(), RequestError
     id.namespace = Some("default".into());
     let mut body = Value::clone(&object.body);
     body["metadata"]["namespace"] = "default".into();
+    let cluster = &cluster.standing_for(&id, &object.id);
     match cluster.apply(&id, &body, Mode::DryRun { force: true }).await {
         Ok(_) => Ok(()),
+        Err(RequestError::Deadline { last, .. }) => {
+            Err(RequestError::Deadline { request: format!("check {}", object.id), last })
+        }
         Err(RequestError::Refused { code: 404, .. }) if object.body.get("roleRef").is_some() => Ok(()),
         // An object of that name in `default` has nothing to do with ours, and
         // may well not become it.

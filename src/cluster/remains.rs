@@ -52,6 +52,9 @@ async fn look(cluster: &Cluster, entry: &Entry, inventory: &[Entry]) -> Result<R
     if annotations.and_then(|all| all.get(KEEP)).is_some_and(|keep| keep == "true") {
         return Ok(Remains::Kept);
     }
+    if let Some(owner) = plan::tracker(&entry.id, &live) {
+        return Err(RequestError::Tracked { object: Box::new(entry.id.clone()), owner });
+    }
     let brakes = match (entry.id.group.as_str(), entry.id.kind.as_str()) {
         ("", "Namespace") => {
             let objects = cluster.foreign(&entry.id.name, inventory).await?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::refusal::{is_connection, lacking, may_pass, other_refusal, refusal, retry_after};
-use super::{Cluster, Event, RequestError, retry};
+use super::{Cluster, Event, RequestError, admission, retry};
 use crate::manifest::ObjectId;
 
 /// No single attempt takes longer.
@@ -129,11 +129,26 @@ impl Cluster {
                 None => ("no answer in time".to_owned(), None),
             };
             last = Some(why.clone());
-            if !self.pause(request, why, retry::pause(count, asked)).await? {
+            if !self.pause_for(request, why, retry::pause(count, asked)).await? {
                 break;
             }
         }
+        if let Some((webhook, why)) = last.as_deref().and_then(admission::failed) {
+            let webhook = admission::named(webhook, &self.holders(webhook).await.0);
+            return Err(RequestError::Webhook { webhook, why: why.to_owned() });
+        }
         Err(RequestError::Deadline { request: request.into(), last })
+    }
+
+    /// Waits before the next attempt. A webhook that fails is told of once.
+    async fn pause_for(&self, request: &str, why: String, delay: Duration) -> Result<bool, RequestError> {
+        let Some((webhook, cause)) = admission::failed(&why) else { return self.pause(request, why, delay).await };
+        let (holders, first) = self.holders(webhook).await;
+        if !first {
+            return self.rest(delay).await;
+        }
+        let why = format!("{} does not answer: {cause}", admission::named(webhook, &holders));
+        self.pause(request, why, delay).await
     }
 
     pub(super) async fn attempt<T>(&self, attempt: impl Future<Output = T>) -> Option<T> {
@@ -142,12 +157,18 @@ impl Cluster {
 
     /// Waits before the next attempt; false when the deadline does not allow one.
     pub(super) async fn pause(&self, request: &str, why: String, delay: Duration) -> Result<bool, RequestError> {
+        if now() + delay < self.limits.deadline {
+            let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            self.report(Event::Retrying { request: request.to_owned(), why, delay_ms });
+        }
+        self.rest(delay).await
+    }
+
+    async fn rest(&self, delay: Duration) -> Result<bool, RequestError> {
         let until = now() + delay;
         if until >= self.limits.deadline {
             return Ok(false);
         }
-        let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        self.report(Event::Retrying { request: request.to_owned(), why, delay_ms });
         tokio::select! {
             () = tokio::time::sleep_until(until) => Ok(true),
             () = self.interrupt.cancelled() => Err(RequestError::Interrupted),

@@ -122,9 +122,8 @@ impl Config {
 /// Checks a list of providers as it stands among an installer's values.
 ///
 /// # Errors
-/// Which one is wrong, and what is wrong with it.
-pub fn check_providers(list: &Value) -> Result<(), (usize, String)> {
-    let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
+/// Which ones are wrong, and what is wrong with each.
+pub fn check_providers(items: &[Value]) -> Result<(), Vec<(usize, String)>> {
     let read = |(index, item): (usize, &Value)| {
         if item.get("caFile").is_some() {
             let what = "caFile: nothing mounts such a file in a cluster; put the authority into oidc.caBundle";
@@ -132,7 +131,16 @@ pub fn check_providers(list: &Value) -> Result<(), (usize, String)> {
         }
         serde_json::from_value::<RawProvider>(item.clone()).map_err(|error| (index, error.to_string()))
     };
-    providers(items.iter().enumerate().map(read).collect::<Result<_, _>>()?).map(|_| ())
+    let alone = |(index, item)| {
+        let raw = read((index, item))?;
+        Provider::try_from(raw.clone()).map_err(|what| (index, what)).map(|_| raw)
+    };
+    let (good, bad): (Vec<_>, Vec<_>) = items.iter().enumerate().map(alone).partition(Result::is_ok);
+    let bad: Vec<_> = bad.into_iter().filter_map(Result::err).collect();
+    if !bad.is_empty() {
+        return Err(bad);
+    }
+    providers(good.into_iter().flatten().collect()).map(|_| ()).map_err(|fault| vec![fault])
 }
 
 fn providers(raw: Vec<RawProvider>) -> Result<Vec<Provider>, (usize, String)> {

@@ -4,9 +4,10 @@
 use std::fmt;
 
 use super::{AdoptError, InstallError, Installation, permissions};
+use crate::certificate::issue::IssueError;
 use crate::cluster::record::{self, RecordError};
 use crate::cluster::{Cluster, Event, RequestError};
-use crate::plan::{Plan, Record};
+use crate::plan::{Cause, Plan, Record};
 use crate::preflight::access::Besides;
 use crate::preflight::{Check, Finding, Report, Verdict, ask};
 
@@ -25,8 +26,8 @@ pub struct Reviewed {
 pub struct Refusal {
     /// The checks that fail, at least one.
     findings: Vec<Finding>,
-    /// What else kept the plan from being made.
-    others: Vec<String>,
+    /// What else kept the plan from being made, and how to mend it.
+    others: Vec<(InstallError, Option<String>)>,
 }
 
 impl Refusal {
@@ -36,11 +37,16 @@ impl Refusal {
         (!findings.is_empty()).then_some(Self { findings, others: Vec::new() })
     }
 
+    /// Adds how to mend what no check explains.
+    pub fn advise(&mut self, hint: impl Fn(&InstallError) -> Option<String>) {
+        self.others.iter_mut().for_each(|(error, known)| *known = hint(error));
+    }
+
     /// How to mend the first, and how to see them all.
     pub fn hint(&self) -> String {
         let first = self.findings.first().and_then(|finding| finding.hint.as_deref()).unwrap_or_default();
         match self.findings.as_slice() {
-            [only] => format!("{first} ({})", only.check.documentation()),
+            [only] if self.others.is_empty() => format!("{first} ({})", only.check.documentation()),
             _ => "each has its hint; `bko-install cluster check` shows them again".to_owned(),
         }
     }
@@ -54,7 +60,11 @@ impl fmt::Display for Refusal {
         }
         write!(f, "{count} things stand in the way; nothing was written")?;
         self.findings.iter().try_for_each(|finding| write!(f, "\n{finding}"))?;
-        self.others.iter().try_for_each(|other| write!(f, "\nfail  plan: {other}"))
+        for (error, hint) in &self.others {
+            write!(f, "\nfail  plan: {}", error.to_string().replace('\n', "\n      "))?;
+            hint.iter().try_for_each(|hint| write!(f, "\n      {hint}"))?;
+        }
+        Ok(())
     }
 }
 
@@ -141,17 +151,32 @@ async fn explained(cluster: &Cluster, wanted: &Installation, error: InstallError
     }
     let Ok(report) = ask::before(cluster, rendered, &besides).await else { return error };
     let Some(mut refusal) = Refusal::of(&report) else { return error };
-    // What is forbidden is told by the permissions, with all the rest.
-    let told = refusal.findings.iter().any(|finding| finding.check == Check::Permissions);
-    let is_told = |error: &RequestError| told && matches!(error, RequestError::Forbidden { .. });
-    match &error {
+    refusal.others = beyond(error, &refusal.findings).into_iter().map(|error| (error, None)).collect();
+    InstallError::Preflight(Box::new(refusal))
+}
+
+/// What keeps a plan from being made, one by one, without what failed checks
+/// tell of already: lacking permissions, namespaces that are being deleted,
+/// Secrets that others make.
+pub fn beyond(error: InstallError, findings: &[Finding]) -> Vec<InstallError> {
+    let fails = |check: Check| findings.iter().any(|f| f.check == check && f.verdict == Verdict::Fail);
+    let ends = |causes: &[Cause]| causes.iter().any(|cause| cause.reason == "NamespaceTerminating");
+    let is_told = |error: &RequestError| match error {
+        RequestError::Forbidden { .. } => fails(Check::Permissions),
+        RequestError::Refused { causes, .. } => fails(Check::Namespaces) && ends(causes),
+        _ => false,
+    };
+    match error {
         InstallError::Observe(errors) => {
-            refusal.others = errors.iter().filter(|error| !is_told(error)).map(ToString::to_string).collect();
+            errors.into_iter().filter(|error| !is_told(error)).map(|error| InstallError::Observe(vec![error])).collect()
         }
         InstallError::Record(RecordError::Request { source, .. })
         | InstallError::Adopt(AdoptError::Request(source))
-            if is_told(source) => {}
-        other => refusal.others.push(other.to_string()),
+            if is_told(&source) =>
+        {
+            Vec::new()
+        }
+        InstallError::Certificates(IssueError::NotProvided(_)) if fails(Check::Secrets) => Vec::new(),
+        other => vec![other],
     }
-    InstallError::Preflight(Box::new(refusal))
 }

@@ -34,14 +34,14 @@ pub(super) fn brake(plan: &Plan, options: &Options) -> Result<(), InstallError> 
     Err(InstallError::Braked(plan.brakes.clone()))
 }
 
-/// The one write before the intent: record and lock need a place.
-pub(super) async fn make_namespace(cluster: &Cluster, plan: &Plan, namespace: &str) -> Result<(), InstallError> {
+/// The one write before the intent: record and lock need a place. Whether it was made.
+pub(super) async fn make_namespace(cluster: &Cluster, plan: &Plan, namespace: &str) -> Result<bool, InstallError> {
     let change = plan.changes().find(|change| change.id.kind == "Namespace" && change.id.name == namespace);
-    let Some(change) = change.filter(|change| change.action == Action::Create) else { return Ok(()) };
+    let Some(change) = change.filter(|change| change.action == Action::Create) else { return Ok(false) };
     let mode = Mode::Write { force: false };
     cluster.apply(&change.id, change.body.expose(), mode).await.map_err(InstallError::Apply)?;
     cluster.report(Event::Applied { object: change.id.clone(), verb: Verb::Created });
-    Ok(())
+    Ok(true)
 }
 
 /// Records the intent, carries the plan out, records the outcome.

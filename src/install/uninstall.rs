@@ -12,8 +12,10 @@ use serde_json::Value;
 use super::{InstallError, locked, now, permissions, prune};
 use crate::cluster::record::{self, NAME};
 use crate::cluster::{Cluster, Event, PlannedKept, PlannedStep, RequestError, remains};
+use crate::manifest::export::BOOTSTRAP;
 use crate::manifest::{ObjectId, Runlevel};
-use crate::plan::{Deletion, Entry, Progress, Record, Wave};
+use crate::names::INSTALLER_MANAGER;
+use crate::plan::{self, Deletion, Entry, Progress, Record, Wave};
 
 /// What goes with an installation.
 #[derive(Clone, Copy, Debug, Default)]
@@ -106,12 +108,18 @@ impl<'a> Look<'a> {
     }
 
     async fn decide(self) -> Result<Removal, InstallError> {
-        let (mut ours, mut kept) = (Vec::new(), Vec::new());
-        for (entry, live) in self.live().await? {
-            match why_kept(&entry, &live) {
-                Some(why) => kept.push(Kept { id: entry.id, why }),
-                None => ours.push((deletion(&entry.id, &live, &entry.component, entry.runlevel), live)),
+        let (mut ours, mut kept, mut tracked) = (Vec::new(), Vec::new(), Vec::new());
+        let mut all = self.live().await?;
+        all.extend(self.bootstrap().await?);
+        for (entry, live) in all {
+            match (why_kept(&entry, &live), plan::tracker(&entry.id, &live)) {
+                (Some(why), _) => kept.push(Kept { id: entry.id, why }),
+                (None, Some(owner)) => tracked.push(RequestError::Tracked { object: Box::new(entry.id), owner }),
+                (None, None) => ours.push((deletion(&entry.id, &live, &entry.component, entry.runlevel), live)),
             }
+        }
+        if !tracked.is_empty() {
+            return Err(InstallError::Observe(tracked));
         }
         let resources = self.resources(&ours).await?;
         let is = |deletion: &Deletion, kind: &str| deletion.id.kind == kind;
@@ -146,6 +154,39 @@ impl<'a> Look<'a> {
         };
         let all = stream::iter(self.record.inventory.clone()).map(look).buffered(16);
         all.try_filter_map(|found| async { Ok(found) }).try_collect().await.map_err(InstallError::Apply)
+    }
+
+    /// What the first step of an export has left, which no record knows.
+    async fn bootstrap(&self) -> Result<Vec<(Entry, Value)>, InstallError> {
+        let namespaces = self.record.inventory.iter().filter_map(|entry| entry.id.namespace.as_ref());
+        let namespaces: BTreeSet<&String> = namespaces.collect();
+        let (runlevel, component) = BOOTSTRAP;
+        let labels = format!("app.kubernetes.io/managed-by={INSTALLER_MANAGER},bko-install/component={component}");
+        let known = |id: &ObjectId| self.record.inventory.iter().any(|entry| entry.id == *id);
+        let mut found = Vec::new();
+        for (namespace, (group, kind)) in namespaces.iter().flat_map(|name| STEP.iter().map(move |kind| (name, kind))) {
+            let kind = ObjectId {
+                group: (*group).to_owned(),
+                version: "v1".into(),
+                kind: (*kind).to_owned(),
+                namespace: Some((*namespace).clone()),
+                name: String::new(),
+            };
+            let objects = match self.cluster.labelled(&kind, &labels).await {
+                // Who may not look keeps them, and their namespace, which is told.
+                Err(RequestError::Forbidden { .. }) => continue,
+                listed => listed.map_err(InstallError::Apply)?,
+            };
+            for object in objects {
+                let id = ObjectId { name: object.metadata.name.clone().unwrap_or_default(), ..kind.clone() };
+                let (uid, live) = (object.metadata.uid.clone(), serde_json::to_value(object).unwrap_or_default());
+                let component = component.to_owned();
+                if !known(&id) {
+                    found.push((Entry { id, uid, component, runlevel, digest: String::new() }, live));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Objects of the definitions that go.
@@ -239,6 +280,14 @@ impl<'a> Look<'a> {
 /// Labels of the daemons' volumes.
 const DAEMONS: &str = "app.kubernetes.io/name=buildkit-operator,app.kubernetes.io/component=buildkitd";
 
+/// Kinds of the first step of an export, all of version v1.
+const STEP: [(&str, &str); 4] = [
+    ("batch", "Job"),
+    ("rbac.authorization.k8s.io", "RoleBinding"),
+    ("rbac.authorization.k8s.io", "Role"),
+    ("", "ServiceAccount"),
+];
+
 fn deletion(id: &ObjectId, live: &Value, component: &str, runlevel: Runlevel) -> Deletion {
     let uid = live.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
     Deletion { id: id.clone(), uid, component: component.to_owned(), runlevel, brakes: Vec::new() }
@@ -249,7 +298,7 @@ fn why_kept(entry: &Entry, live: &Value) -> Option<String> {
     if entry.uid.as_deref().is_some_and(|recorded| Some(recorded) != uid) {
         return Some("it is another object of that name by now".into());
     }
-    if !crate::plan::is_ours(live) {
+    if !plan::is_ours(live) {
         return Some("it is no longer labelled as ours".into());
     }
     let keep = live.pointer("/metadata/annotations").and_then(|all| all.get(remains::KEEP));

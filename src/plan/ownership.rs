@@ -4,6 +4,7 @@
 //! |---|---|
 //! | we ourselves, by an update under our name | taken |
 //! | a predecessor (kubectl's client-side apply, Helm, the reference's controller) | taken with all its fields, if the object carries our label or adoption was asked for |
+//! | what applied our export by server-side apply (kubectl, Flux, Argo CD), until we have applied the object ourselves | the same |
 //! | an autoscaler, of `spec.replicas`; an injector, of `caBundle` | left to it |
 //! | anybody else | as the component's policy says: `fail` unless told otherwise |
 //! | Argo CD or Flux, of the object | refused |
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::contrast::{alone, contrast};
 use super::difference::{MASK, is_secret};
 use super::fields;
 use crate::manifest::ObjectId;
@@ -58,9 +60,9 @@ pub struct Contested {
     pub manager: String,
     /// Which field.
     pub field: String,
-    /// Its value now, as JSON; Secret data masked.
+    /// Its value now, as JSON, as far as it differs; Secret data masked.
     pub live: String,
-    /// Our value.
+    /// Our value, likewise.
     pub wanted: String,
     /// Whether adoption would take it.
     pub adoptable: bool,
@@ -155,13 +157,22 @@ fn text<'a>(entry: &'a Value, key: &str) -> &'a str {
 }
 
 /// Whether the fields of an entry are those of what was here before us: never
-/// of a subresource, and never what somebody applies with kubectl by hand.
-fn is_predecessor(entry: &Value) -> bool {
+/// of a subresource, and never what somebody applies with kubectl by hand. What
+/// was `exported`, those have applied who apply exports.
+fn is_predecessor(entry: &Value, exported: bool) -> bool {
     text(entry, "subresource").is_empty()
-        && matches!(
-            (text(entry, "manager"), text(entry, "operation")),
-            ("kubectl-client-side-apply" | "before-first-apply" | "buildd", "Update") | ("helm", "Apply" | "Update")
-        )
+        && match (text(entry, "manager"), text(entry, "operation")) {
+            ("kubectl-client-side-apply" | "before-first-apply" | "buildd", "Update")
+            | ("helm", "Apply" | "Update") => true,
+            ("kubectl" | "kustomize-controller" | "argocd-controller", "Apply") => exported,
+            _ => false,
+        }
+}
+
+/// Whether an object comes from an export of ours: it has our label, and not
+/// from us. From our first apply on, what others apply is their own.
+fn is_exported(live: &Value) -> bool {
+    is_ours(live) && !is_applied(live)
 }
 
 /// Whether we have applied an object before.
@@ -180,8 +191,9 @@ pub fn predecessors(live: &Value) -> Vec<String> {
     if entries(live).next().is_none() {
         return vec!["before-first-apply".to_owned()];
     }
-    let mut names: Vec<String> =
-        entries(live).filter(|entry| is_predecessor(entry)).map(|entry| text(entry, "manager").to_owned()).collect();
+    let exported = is_exported(live);
+    let theirs = entries(live).filter(|entry| is_predecessor(entry, exported));
+    let mut names: Vec<String> = theirs.map(|entry| text(entry, "manager").to_owned()).collect();
     names.dedup();
     names
 }
@@ -190,13 +202,14 @@ pub fn predecessors(live: &Value) -> Vec<String> {
 /// What we do not want then goes with our next apply.
 pub fn taken_over(live: &Value) -> Value {
     let version = live.get("apiVersion").cloned().unwrap_or_default();
+    let exported = is_exported(live);
     let mut own = json!({});
     let mut others = Vec::new();
     for entry in entries(live) {
         // Fields of another version of the API cannot be merged by name: nobody owns them then.
-        if is_own(entry) || (is_predecessor(entry) && entry.get("apiVersion") == Some(&version)) {
+        if is_own(entry) || (is_predecessor(entry, exported) && entry.get("apiVersion") == Some(&version)) {
             own = fields::union(&own, entry.get("fieldsV1").unwrap_or(&Value::Null));
-        } else if !is_predecessor(entry) {
+        } else if !is_predecessor(entry, exported) {
             others.push(entry.clone());
         }
     }
@@ -215,11 +228,13 @@ pub fn taken_over(live: &Value) -> Value {
 /// wants are gone. `predicted` is what our apply alone would make of it.
 pub fn without_predecessors(live: &Value, predicted: &Value) -> Value {
     let none = Value::Object(Map::new());
+    let exported = is_exported(live);
     let fields_of = |entry: &Value| entry.get("fieldsV1").cloned().unwrap_or_default();
-    let all = entries(live).chain(entries(predicted)).filter(|entry| is_predecessor(entry));
+    let all = entries(live).chain(entries(predicted)).filter(|entry| is_predecessor(entry, exported));
     let theirs = all.fold(none.clone(), |all, entry| fields::union(&all, &fields_of(entry)));
-    let kept =
-        entries(predicted).filter(|e| !is_predecessor(e)).fold(none, |all, e| fields::union(&all, &fields_of(e)));
+    let kept = entries(predicted)
+        .filter(|e| !is_predecessor(e, exported))
+        .fold(none, |all, e| fields::union(&all, &fields_of(e)));
     let mut left = predicted.clone();
     fields::remove_all(&mut left, &fields::difference(&theirs, &kept));
     left
@@ -276,16 +291,21 @@ fn scales(live: &Value, manager: &str) -> bool {
 }
 
 fn contest(live: &Value, wanted: &Value, conflict: &FieldConflict, adoptable: bool) -> Contested {
-    let show = |object: &Value| match fields::at(object, &conflict.field) {
-        Some(_) if is_secret(object) => MASK.to_owned(),
-        Some(value) => value.to_string(),
-        None => "unset".to_owned(),
+    let (old, new) = (fields::at(live, &conflict.field), fields::at(wanted, &conflict.field));
+    let unset = || "unset".to_owned();
+    let (before, after) = match (old, new) {
+        _ if is_secret(wanted) => {
+            let masked = |value: Option<&Value>| value.map_or_else(unset, |_| MASK.to_owned());
+            (masked(old), masked(new))
+        }
+        (Some(old), Some(new)) => contrast(old, new),
+        (old, new) => (old.map_or_else(unset, alone), new.map_or_else(unset, alone)),
     };
     Contested {
         manager: conflict.manager.clone(),
         field: conflict.field.clone(),
-        live: show(live),
-        wanted: show(wanted),
+        live: before,
+        wanted: after,
         adoptable,
     }
 }

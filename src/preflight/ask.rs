@@ -17,7 +17,7 @@ use crate::cluster::{Answer, Cluster, RequestError};
 use crate::families::build_farm::settings::Settings;
 use crate::manifest::Rendered;
 
-pub use installed::after;
+pub use installed::{after, gateway};
 pub use permissions::{known_plurals, needs, permissions, served_plurals};
 
 /// A cluster asked by many at once, within the run's concurrency.
@@ -65,7 +65,8 @@ pub async fn before(cluster: &Cluster, rendered: &Rendered, besides: &Besides) -
     for more in [permissions, storage, facilities, rooms, pods, secrets, schema::custom_resources(rendered)] {
         findings.extend(more);
     }
-    if let Some(settings) = settings {
+    findings.extend(asker.live.iter().filter_map(|(name, live)| namespaces::terminating(name, live)));
+    if let Some(settings) = settings.filter(|settings| !asker.is_terminating(&settings.namespace)) {
         let live = asker.live.get(&settings.namespace);
         findings.push(namespaces::pod_security(rendered, &settings.namespace, live));
     }
@@ -93,9 +94,17 @@ impl<'a> Asker<'a> {
         Ok(asker)
     }
 
-    /// Every namespace that objects or pods are in.
+    /// Whether nothing can be made in a namespace, which is told already.
+    fn is_terminating(&self, namespace: &str) -> bool {
+        self.live.get(namespace).is_some_and(namespaces::is_terminating)
+    }
+
+    /// Every namespace that objects or pods are in, and our own.
     fn namespaces(&self) -> BTreeSet<String> {
-        let of_objects = self.rendered.objects.iter().filter_map(|object| object.id.namespace.clone());
+        let of_objects = self.rendered.objects.iter().filter_map(|object| match object.id.kind.as_str() {
+            "Namespace" => Some(object.id.name.clone()),
+            _ => object.id.namespace.clone(),
+        });
         of_objects.chain(access::pod_namespaces(self.rendered)).collect()
     }
 
@@ -209,7 +218,8 @@ impl<'a> Asker<'a> {
     /// Quotas of the namespaces that exist, for the workloads that do not.
     async fn rooms(&self) -> Result<Vec<Finding>, RequestError> {
         let mut findings = Vec::new();
-        for namespace in access::pod_namespaces(self.rendered).iter().filter(|name| self.live.contains_key(*name)) {
+        let usable = |name: &&String| self.live.contains_key(*name) && !self.is_terminating(name);
+        for namespace in access::pod_namespaces(self.rendered).iter().filter(usable) {
             match self.list(&format!("/api/v1/namespaces/{namespace}/resourcequotas")).await? {
                 Listed::Items(quotas) if quotas.is_empty() => {}
                 Listed::Items(quotas) => {

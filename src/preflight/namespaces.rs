@@ -39,6 +39,49 @@ pub fn pod_security(rendered: &Rendered, namespace: &str, live: Option<&Value>) 
     }
 }
 
+/// Whether a namespace is being deleted.
+pub fn is_terminating(live: &Value) -> bool {
+    live.pointer("/metadata/deletionTimestamp").is_some()
+}
+
+/// What is found of a namespace that is being deleted: nothing can be made in
+/// it, and it may never go by itself.
+pub fn terminating(name: &str, live: &Value) -> Option<Finding> {
+    if !is_terminating(live) {
+        return None;
+    }
+    // Its controller says what it waits for.
+    let conditions = live.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+    let held: Vec<&str> = conditions
+        .filter(|condition| condition["status"] == "True")
+        .filter_map(|condition| Some(condition["message"].as_str()?.trim_end_matches('.')))
+        .collect();
+    let why = if held.is_empty() { "nothing is known yet that holds it".to_owned() } else { held.join("; ") };
+    let kinds = left(live);
+    let look = if kinds.is_empty() {
+        format!("`kubectl get namespace {name} --output yaml` says what it waits for")
+    } else {
+        let kinds = kinds.join(",");
+        format!(
+            "start the controllers whose finalizers these are, or take the finalizers off: \
+             `kubectl -n {name} get {kinds} --output yaml` shows them"
+        )
+    };
+    let hint = format!("wait until it is gone, and run again; {look}");
+    Some(Check::Namespaces.fail(format!("namespace \"{name}\" is being deleted: {why}"), hint))
+}
+
+/// The resources that are left in a namespace, as its conditions name them:
+/// `Some resources are remaining: configmaps. has 1 resource instances, x.example.org has 2 …`
+fn left(live: &Value) -> Vec<String> {
+    let conditions = live.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
+    let remaining = conditions.filter(|c| c["type"] == "NamespaceContentRemaining" && c["status"] == "True");
+    let lists = remaining.filter_map(|c| c["message"].as_str()?.split_once("remaining: ")).map(|(_, list)| list);
+    let kinds =
+        lists.flat_map(|list| list.split(", ")).filter_map(|part| part.split_once(" has ")).map(|(kind, _)| kind);
+    kinds.map(|kind| kind.trim_end_matches('.').to_owned()).collect()
+}
+
 /// What pods that do not exist yet ask for, all together.
 pub fn demand<'a>(workloads: impl Iterator<Item = &'a Value>) -> BTreeMap<String, f64> {
     let mut demand = BTreeMap::new();

@@ -64,7 +64,8 @@ pub fn classes(caches: Caches<'_>, classes: &[Value]) -> Vec<Finding> {
             Some(class) => class,
             None => {
                 let message = format!("cache.storageClass is \"{wanted}\", which does not exist: {}", listed(classes));
-                return vec![Check::StorageClass.fail(message, "set cache.storageClass to one that exists")];
+                let hint = if classes.is_empty() { NO_CLASS } else { "set cache.storageClass to one that exists" };
+                return vec![Check::StorageClass.fail(message, hint)];
             }
         },
         (None, []) => {
@@ -72,6 +73,7 @@ pub fn classes(caches: Caches<'_>, classes: &[Value]) -> Vec<Finding> {
                         NAME storageclass.kubernetes.io/is-default-class=true, or set cache.kind: emptyDir for a try";
             let message =
                 format!("no StorageClass is the default, and cache.storageClass names none: {}", listed(classes));
+            let hint = if classes.is_empty() { NO_CLASS } else { hint };
             return vec![Check::StorageClass.fail(message, hint)];
         }
         // As the API server chooses: the newest.
@@ -124,6 +126,10 @@ pub fn snapshots(caches: Caches<'_>, classes: Option<&[Value]>) -> Option<Findin
     })
 }
 
+/// What to do in a cluster without any class.
+const NO_CLASS: &str = "install a storage driver that brings a class, let one be installed with storage.class.create, or set \
+                        cache.kind: emptyDir for a try";
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -146,6 +152,9 @@ mod tests {
         assert!(found[0].message.ends_with("there are \"slow\", \"fast\""), "{}", found[0].message);
         let none = classes(Caches::Claims(None), &[]);
         assert!(none[0].message.ends_with("there is none at all"), "{}", none[0].message);
+        for wanted in [None, Some("gone")] {
+            assert_eq!(classes(Caches::Claims(wanted), &[])[0].hint.as_deref(), Some(NO_CLASS));
+        }
     }
 
     #[test]

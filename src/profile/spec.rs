@@ -14,6 +14,7 @@ use crate::identity::authorities;
 use crate::identity::config::check_providers;
 use crate::manifest::{describe, parse_value};
 use crate::runtime::network::{is_cidr, is_network};
+use crate::sni::Domains;
 
 use super::{strict, syntax};
 
@@ -55,6 +56,8 @@ pub enum Format {
     Pattern,
     /// A list of identity providers.
     Providers,
+    /// Domains of the gateway, as it reads them itself.
+    Domains,
     /// A list of rules for new projects.
     Rules,
     /// An address, or a network as `address/prefix`.
@@ -217,18 +220,22 @@ impl ValueSpec {
             Some(kind) => self.accept_as(kind, item).map_err(|problem| problem.at(&format!("item {position}"))),
             None => Ok(item.clone()),
         };
-        let list = list.iter().enumerate().map(item).collect::<Result<Value, Problem>>()?;
+        let list = all(list.iter().enumerate().map(item))?;
         self.check_list(&list)?;
-        Ok(list)
+        Ok(list.into())
     }
 
     /// A list with a parser of its own.
-    fn check_list(&self, list: &Value) -> Result<(), Problem> {
-        let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    fn check_list(&self, items: &[Value]) -> Result<(), Problem> {
         match self.format {
-            Some(Format::Providers) => check_providers(list).map_err(|(position, what)| {
-                Problem::new("identity providers", &format!("a wrong one as item {position}: {what}"))
+            Some(Format::Providers) => check_providers(items).map_err(|faults| {
+                let faults = faults.iter().map(|(position, what)| format!("a wrong one as item {position}: {what}"));
+                Problem::new("identity providers", &faults.collect::<Vec<_>>().join("; "))
             }),
+            Some(Format::Domains) if !items.is_empty() => {
+                let names = items.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+                Domains::new(names).map(drop).map_err(|error| Problem(error.to_string()))
+            }
             Some(Format::Rules) => {
                 ProjectDefaults::from_values(items).map(drop).map_err(|fault| Problem(fault.to_string()))
             }
@@ -257,7 +264,7 @@ impl ValueSpec {
             }
             None => Ok((name.clone(), item.clone())),
         };
-        map.iter().map(entry).collect::<Result<Map<_, _>, Problem>>().map(Value::Object)
+        Ok(Value::Object(all(map.iter().map(entry))?.into_iter().collect()))
     }
 
     fn within(&self, number: i64) -> bool {
@@ -362,6 +369,18 @@ fn each(items: &[Value], check: impl Fn(&Value) -> Result<(), String>) -> Result
     let fault = |(at, item): (usize, &Value)| check(item).err().map(|what| format!("item {at}: {what}"));
     let faults: Vec<String> = items.iter().enumerate().filter_map(fault).collect();
     if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+}
+
+/// Every item, or every problem.
+fn all<T>(items: impl Iterator<Item = Result<T, Problem>>) -> Result<Vec<T>, Problem> {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for item in items {
+        match item {
+            Ok(item) => good.push(item),
+            Err(Problem(what)) => bad.push(what),
+        }
+    }
+    if bad.is_empty() { Ok(good) } else { Err(Problem(bad.join("; "))) }
 }
 
 /// What was wanted and what was found.

@@ -95,13 +95,13 @@ impl<'a> Owner<'a> {
 }
 
 /// The ReplicaSet that carries the Deployment's own revision.
-fn current_set<'a>(deployment: &Value, uid: &str, sets: &[&'a Value]) -> Option<&'a Value> {
+pub(super) fn current_set<'a>(deployment: &Value, uid: &str, sets: &[&'a Value]) -> Option<&'a Value> {
     let revision = |object: &Value| object["metadata"]["annotations"]["deployment.kubernetes.io/revision"].clone();
     let wanted = revision(deployment);
     sets.iter().copied().find(|set| is_owned_by(set, uid) && revision(set) == wanted)
 }
 
-fn is_owned_by(object: &Value, uid: &str) -> bool {
+pub(super) fn is_owned_by(object: &Value, uid: &str) -> bool {
     let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array);
     owners.is_some_and(|owners| owners.iter().any(|o| o["controller"] == true && o["uid"] == uid))
 }

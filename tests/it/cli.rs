@@ -298,3 +298,33 @@ fn a_full_output_is_a_plain_error() {
         assert!(said.starts_with("error: cannot write to standard output\ncaused by: No space left"), "{said}");
     }
 }
+
+#[test]
+fn every_fault_of_values_is_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("out");
+    let output = run(&[
+        "export",
+        "--image=registry.test/bko:1",
+        "--dir",
+        dir.to_str().unwrap(),
+        "-f",
+        "/nonexistent/values.yaml",
+        "--set=gateway.domains=A.test,b.test,C.test",
+        "--set=server.replicas=x",
+        "--set=oidc.providers=[{type: forgejo}, {type: nope}]",
+    ]);
+    assert_eq!(output.status.code(), Some(2));
+    let err = stderr(&output);
+    for said in [
+        "4 faults",
+        "/nonexistent/values.yaml: cannot read it: No such file",
+        "found \"A.test\" as item 0; ",
+        "found \"C.test\" as item 2",
+        "--set server.replicas",
+        "as item 0: issuer: is missing",
+        "as item 1: ",
+    ] {
+        assert!(err.contains(said), "\"{said}\" is not in:\n{err}");
+    }
+}

@@ -331,7 +331,7 @@ fn a_values_file_that_is_missing_is_named() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         text(&output.stderr),
-        "error: cannot read \"/nowhere/values.yaml\"\ncaused by: No such file or directory (os error 2)\n"
+        "error: /nowhere/values.yaml: cannot read it: No such file or directory (os error 2)\n"
     );
 }
 

@@ -112,9 +112,37 @@ fn predecessors_are_those_and_no_others() {
             resolve(&object, &wanted(), &conflicts, &[], Consent { adopt, ..Consent::default() })
         };
         assert_eq!(resolved(&json!({}), true).is_ok(), is, "{manager} {operation}");
-        assert_eq!(resolved(&ours, false).is_ok(), is, "{manager} {operation}");
+        // What applies exports has applied ours, as long as we have not.
+        let exported = (manager, operation) == ("kubectl", "Apply");
+        assert_eq!(resolved(&ours, false).is_ok(), is || exported, "{manager} {operation}");
         let contested = resolved(&json!({}), false).unwrap_err();
         assert_eq!(contested[0].adoptable, is, "{manager} {operation}");
+    }
+}
+
+#[test]
+fn what_applied_an_export_is_a_predecessor_until_we_have_applied() {
+    let ours = json!({"app.kubernetes.io/managed-by": "bko-install"});
+    let fields = json!({"f:spec": {"f:replicas": {}, "f:paused": {}}});
+    for manager in ["kubectl", "kustomize-controller", "argocd-controller"] {
+        let theirs = entry(manager, "Apply", None, fields.clone());
+        let exported = live(ours.clone(), vec![theirs.clone()]);
+        assert_eq!(predecessors(&exported), [manager.to_owned()]);
+        let managed = taken_over(&exported);
+        assert_eq!((&managed[0]["manager"], &managed[0]["fieldsV1"]), (&"bko-install".into(), &fields));
+        assert_eq!(managed.as_array().unwrap().len(), 1);
+        let own = entry("bko-install", "Apply", None, json!({"f:spec": {"f:replicas": {}}}));
+        let mut predicted = exported.clone();
+        predicted["metadata"]["managedFields"].as_array_mut().unwrap().push(own.clone());
+        assert_eq!(without_predecessors(&exported, &predicted)["spec"].get("paused"), None);
+
+        // From then on it is somebody's own; and so it is of what never was ours.
+        for object in [live(ours.clone(), vec![own, theirs.clone()]), live(json!({}), vec![theirs])] {
+            assert_eq!(predecessors(&object), [""; 0]);
+            let conflicts = [conflict(manager, ".spec.replicas")];
+            let contested = resolve(&object, &wanted(), &conflicts, &[], Consent::default()).unwrap_err();
+            assert_eq!(contested[0].manager, manager);
+        }
     }
 }
 

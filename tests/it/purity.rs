@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 /// Files and folders of the core, below `src`.
-const CORE: [&str; 54] = [
+const CORE: [&str; 55] = [
     "names.rs",
     "printable.rs",
     "key.rs",
@@ -36,6 +36,7 @@ const CORE: [&str; 54] = [
     "preflight/schema.rs",
     "preflight/secrets.rs",
     "preflight/storage.rs",
+    "preflight/understood.rs",
     "provisioner/project.rs",
     "readiness.rs",
     "readiness",

@@ -7,7 +7,7 @@
     reason = "a test reads its fixtures, and fails by panicking"
 )]
 
-use bko_install::readiness::{Pin, State, assess, culprit};
+use bko_install::readiness::{Around, Pin, State, assess_among, culprit};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -20,6 +20,15 @@ struct Case {
     uid: Option<String>,
     #[serde(default)]
     generation: Option<i64>,
+    /// Since when it had failed to make pods before we changed anything.
+    #[serde(default)]
+    failing_since: Option<String>,
+    /// Whether its controller has failed again since.
+    #[serde(default)]
+    failed_again: bool,
+    /// Its ReplicaSets.
+    #[serde(default)]
+    sets: Vec<Value>,
     #[serde(flatten)]
     expect: Expect,
     /// Absent: there is no such object.
@@ -38,7 +47,10 @@ fn run(file: &str, text: &str) {
     let cases: Vec<Case> = serde_yaml::from_str(text).unwrap();
     assert!(cases.len() > 2, "{file} is nearly empty");
     for case in cases {
-        let state = assess(case.object.as_ref(), &Pin { uid: case.uid, generation: case.generation });
+        let pin = Pin { uid: case.uid, generation: case.generation, failing_since: case.failing_since };
+        let sets: Vec<&Value> = case.sets.iter().collect();
+        let around = Around { sets: &sets, failed_again: case.failed_again };
+        let state = assess_among(case.object.as_ref(), &pin, None, around);
         let expected = match case.expect {
             Expect::Ready(true) => State::Ready,
             Expect::Ready(false) => panic!("{file}: {}: say why it is not ready", case.name),

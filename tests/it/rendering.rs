@@ -15,6 +15,7 @@ use bko_install::gateway::rules::Rules;
 use bko_install::manifest::emit::to_yaml;
 use bko_install::manifest::{self, Bundle, Faults, Rendered, Renderer};
 use bko_install::preflight::images::images;
+use bko_install::preflight::understood;
 use bko_install::profile::{self, Request};
 use bko_install::server::Plan;
 use clap::Parser;
@@ -268,8 +269,16 @@ fn the_gateway_understands_its_configuration() {
     assert_eq!(rules.domains.to_string(), "a.test,b.test");
     assert_eq!(rules.limits, Limits { connections: 1024, per_source: 7, ..Limits::default() });
     assert!(rules.proxy_from.contains("10.1.2.3".parse().unwrap()));
-    let overlap = embedded("default", &["gateway.domains=a.test,b.a.test"]).unwrap_err().to_string();
-    assert!(overlap.ends_with(r#"gateway.domains: "a.test" and "b.a.test" overlap: keep one of them"#), "{overlap}");
+    for (domains, wrong) in [
+        ("a.test,b.a.test", "gateway domains \"a.test\" and \"b.a.test\" overlap: keep one of them"),
+        ("a.test,a.test", "gateway domains \"a.test\" and \"a.test\" overlap: keep one of them"),
+    ] {
+        let error = embedded("default", &[&format!("gateway.domains={domains}")]).unwrap_err().to_string();
+        assert_eq!(error, format!("--set gateway.domains: value \"gateway.domains\": {wrong}"));
+    }
+    let long = format!("{}.test", ["a"; 95].join("."));
+    let error = embedded("default", &[&format!("gateway.domains={long}")]).unwrap_err().to_string();
+    assert!(error.ends_with("longer than 189 bytes"), "{error}");
 }
 
 #[test]
@@ -906,4 +915,24 @@ fn scalars_are_rendered_unescaped() {
     let (line, message) = scalar("a\n{{ nothing }}").unwrap_err();
     assert_eq!(line, 2);
     assert!(message.contains("`nothing` is undefined"), "{message}");
+}
+
+/// What a value may be and what its server takes differ where the value has no
+/// bounds of its own: whatever comes of it is refused before it is installed.
+#[test]
+fn what_a_server_would_refuse_is_not_rendered() {
+    let domain = "gateway.domains=a.test";
+    for (set, flag) in [
+        ("gateway.wakesPerSource=99999999999", "--wakes-per-source"),
+        ("cache.sizeGi=99999999999", "--cache-volume-gi"),
+        ("projects.idleSeconds=99999999999", "--idle-seconds"),
+        ("api.rateBurst=99999999999", "--api-rate-burst"),
+    ] {
+        let faults = understood::check(&embedded("default", &[domain, set]).unwrap()).unwrap_err().to_string();
+        assert!(faults.contains("its server would refuse an argument") && faults.contains(flag), "{faults}");
+        assert!(!faults.contains('\n'), "{faults}");
+    }
+    for (profile, _) in profile::list(Bundle::embedded().unwrap()).unwrap() {
+        understood::check(&embedded(&profile, &[domain]).unwrap()).unwrap();
+    }
 }

@@ -1,5 +1,6 @@
 //! `bko-install cluster check`.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use clap::Args;
@@ -8,8 +9,8 @@ use super::super::exit::{Code, Failure};
 use super::super::{Global, Output, report};
 use super::bundle::Wanted;
 use super::{LookArgs, bundle, session};
-use crate::cluster::Cluster;
-use crate::install::{self, Installation, Status};
+use crate::cluster::{Cluster, RequestError};
+use crate::install::{self, InstallError, Installation, Status};
 use crate::names::{INSTALLER_MANAGER, OPERATOR_NAMESPACE};
 use crate::plan::Progress;
 use crate::preflight::access::Purpose;
@@ -68,7 +69,7 @@ pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure>
         Some(_) => bundle::wanted(&cluster, &args.look.bundle).await?,
         None => bundle::wanted_unless_forbidden(&cluster, &args.look.bundle).await?,
     };
-    let asked = |error| session::failure(install::InstallError::Observe(vec![error]));
+    let asked = |error| session::failure(InstallError::Observe(vec![error]));
     if let Some(purposes) = &args.print_rbac {
         let needs = install::permissions::needs(&cluster, &wanted.rendered, wanted.record.as_ref(), purposes).await;
         let needs = needs.map_err(session::failure)?;
@@ -77,6 +78,7 @@ pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure>
     let besides = install::permissions::besides(&cluster, &wanted.rendered, wanted.record.as_ref()).await;
     let besides = besides.map_err(asked)?;
     let mut findings = ask::before(&cluster, &wanted.rendered, &besides).await.map_err(asked)?.findings;
+    findings.extend(planned(&cluster, &wanted, &findings).await?);
     if let Some(installed) = installation(&cluster, &args, &wanted).await? {
         findings.push(installed);
         findings.extend(ask::after(&cluster, &wanted.rendered).await.map_err(asked)?.findings);
@@ -87,6 +89,51 @@ pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure>
         Output::Text => report::print(&text(&checks, global))?,
     }
     if checks.verdict() == Verdict::Fail { Err(Failure::silent(Code::Failed)) } else { Ok(()) }
+}
+
+/// What `init` would find when it plans, beyond what the checks say.
+async fn planned(cluster: &Cluster, wanted: &Wanted, findings: &[Finding]) -> Result<Vec<Finding>, Failure> {
+    let installation = Installation::of(wanted.rendered.clone(), wanted.settings.clone());
+    let error = match install::prepare(cluster, &installation).await {
+        Ok(prepared) if prepared.plan.brakes.is_empty() => {
+            let counts = prepared.plan.counts();
+            return Ok(vec![Check::Plan.ok(format!("the API server takes it: {counts}"))]);
+        }
+        Ok(prepared) => InstallError::Braked(prepared.plan.brakes),
+        Err(error) => error,
+    };
+    let mut found = Vec::new();
+    let mut owners: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for error in install::beyond(error, findings) {
+        if let InstallError::Observe(errors) = &error
+            && let [RequestError::Tracked { object, owner }] = errors.as_slice()
+        {
+            owners.entry(owner.clone()).or_default().push(object.to_string());
+            continue;
+        }
+        let Failure { code, error, hint } = session::failure(error);
+        if code == Code::Interrupted {
+            return Err(Failure { code, error, hint });
+        }
+        let message: Vec<String> = error.iter().flat_map(|error| error.chain()).map(ToString::to_string).collect();
+        let hint = hint.unwrap_or_else(|| "`bko-install cluster plan` shows it, too".into());
+        found.push(Check::Plan.fail(message.join(": "), hint));
+    }
+    // What such a tool installs, it keeps: the installation may well be fine.
+    found.extend(owners.into_iter().map(|(owner, objects)| {
+        let first = objects.first().map(String::as_str).unwrap_or_default();
+        Check::Plan.warn(
+            format!("`init` is refused: {} objects belong to {owner}, such as {first}", objects.len()),
+            "change the installation in its repository, or take it out of that tool's hands first",
+        )
+    }));
+    if found.is_empty() {
+        found.push(Check::Plan.warn(
+            "not planned: what else the API server would refuse is not known",
+            "mend what fails, and check again",
+        ));
+    }
+    Ok(found)
 }
 
 /// What is found of the installation; nothing when there is none.

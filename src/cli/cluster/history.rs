@@ -12,6 +12,9 @@ use crate::plan::{Progress, Revision};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// So many lines of a failure are printed.
+const LINES: usize = 5;
+
 /// Print the runs that wrote.
 #[derive(Debug, Args)]
 pub struct HistoryArgs {
@@ -60,8 +63,13 @@ fn text(history: &[Revision]) -> String {
             "{:<9} {started:<20} {took:<9} {state:<10} {run:<14} {profile:<10} {}",
             revision.revision, revision.counts
         );
-        if let Some(message) = revision.run.message.as_deref().and_then(|message| message.lines().next()) {
-            let _ = writeln!(text, "          {message}");
+        let mut lines = revision.run.message.as_deref().unwrap_or_default().lines();
+        for line in lines.by_ref().take(LINES) {
+            let _ = writeln!(text, "          {line}");
+        }
+        match lines.count() {
+            0 => {}
+            more => drop(writeln!(text, "          and {more} more lines: --output json has them")),
         }
     }
     text

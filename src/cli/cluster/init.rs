@@ -12,6 +12,7 @@ use super::{LIVE, RunArgs, bundle, session, told};
 use crate::cluster::{Event, Reporter};
 use crate::install::{self, Installation, Options, StopPoint};
 use crate::plan::{Counts, ReleaseValues};
+use crate::preflight::{ask, dns};
 
 /// Install or upgrade.
 #[derive(Debug, Args)]
@@ -56,6 +57,8 @@ struct Installed<'a> {
 struct Gateway {
     domains: Vec<String>,
     port: i64,
+    /// The records to create; none as long as the Service has no address.
+    records: Vec<String>,
 }
 
 pub(super) async fn run(args: InitArgs, global: &Global) -> Result<(), Failure> {
@@ -110,7 +113,15 @@ async fn carry_out(args: &InitArgs, global: &Global, reporter: Reporter) -> Resu
     let options = Options { stop_after, skip_checks, ..options(args.allow, &args.choice, &wanted.rendered)? };
     let installation = Installation { rendered: wanted.rendered, settings: wanted.settings, options };
     let plan = install::init(&cluster, &installation).await.map_err(session::failure)?;
-    let gateway = (!domains.is_empty()).then_some(Gateway { domains, port });
+    let gateway = if domains.is_empty() {
+        None
+    } else {
+        // What is not known yet, `cluster check` tells later.
+        let addresses = ask::gateway(&cluster, &namespace).await.unwrap_or_default();
+        let records = domains.iter().map(|domain| dns::records(domain, &addresses)).filter(|text| !text.is_empty());
+        let records = records.collect();
+        Some(Gateway { domains, port, records })
+    };
     Ok((installation, Told { namespace, route, gateway, counts: plan.counts() }))
 }
 
@@ -122,12 +133,15 @@ fn next_steps(installed: &Installed<'_>) -> String {
         format!("  route    {route}"),
         "  clients  bko-install credentials".to_owned(),
     ];
-    if let Some(Gateway { domains, port }) = gateway {
-        let names: Vec<_> = domains.iter().map(|domain| format!("*.{domain}")).collect();
-        lines.push(format!(
-            "  dns      point {} at the address of Service {namespace}/buildkit-operator-gateway",
-            names.join(", ")
-        ));
+    if let Some(Gateway { domains, port, records }) = gateway {
+        if records.is_empty() {
+            let names: Vec<_> = domains.iter().map(|domain| format!("*.{domain}")).collect();
+            lines.push(format!(
+                "  dns      point {} at the address of Service {namespace}/buildkit-operator-gateway, once it has one",
+                names.join(", ")
+            ));
+        }
+        lines.extend(records.iter().map(|record| format!("  dns      {record}")));
         lines.push(format!("  builds   tcp://<daemon>.{}:{port}", domains.first().map_or("", String::as_str)));
     }
     lines.push("  status   bko-install cluster status".to_owned());

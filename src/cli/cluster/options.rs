@@ -32,20 +32,38 @@ pub struct ChoiceArgs {
     pub skip: Vec<String>,
 }
 
+impl ChoiceArgs {
+    fn is_empty(&self) -> bool {
+        self.only.is_empty() && self.skip.is_empty()
+    }
+}
+
 /// The options of a run.
 ///
 /// # Errors
-/// Exit code 2 for a component that the profile does not have.
+/// Exit code 2 for components that the profile does not have, and when no component is left.
 pub(super) fn options(allow: AllowArgs, choice: &ChoiceArgs, rendered: &Rendered) -> Result<Options, Failure> {
-    for name in choice.only.iter().chain(&choice.skip) {
-        if !rendered.policies.contains_key(name) {
-            let known: Vec<&str> = rendered.policies.keys().map(String::as_str).collect();
+    let known: Vec<&str> = rendered.policies.keys().map(String::as_str).collect();
+    let wrong: Vec<String> = ["only", "skip"]
+        .into_iter()
+        .zip([&choice.only, &choice.skip])
+        .flat_map(|(flag, names)| names.iter().map(move |name| (flag, name)))
+        .filter(|(_, name)| !rendered.policies.contains_key(*name))
+        .map(|(flag, name)| {
             let hint = did_you_mean(name, known.iter().copied());
-            let error = anyhow::anyhow!("profile \"{}\" has no component \"{name}\"{hint}", rendered.profile);
-            return Err(Failure::new(Code::Usage, error).hint(format!("its components are {}", known.join(", "))));
-        }
+            format!("--{flag} {name}: profile \"{}\" has no component \"{name}\"{hint}", rendered.profile)
+        })
+        .collect();
+    if !wrong.is_empty() {
+        let error = anyhow::anyhow!("{}", wrong.join("\n"));
+        return Err(Failure::new(Code::Usage, error).hint(format!("its components are {}", known.join(", "))));
     }
     let AllowArgs { adopt, force_conflicts, confirm_prune } = allow;
     let (only, skip) = (choice.only.clone(), choice.skip.clone());
-    Ok(Options { force_conflicts, adopt, confirm_prune, only, skip, ..Options::default() })
+    let options = Options { force_conflicts, adopt, confirm_prune, only, skip, ..Options::default() };
+    if !choice.is_empty() && known.iter().all(|name| options.leaves(name)) {
+        let error = anyhow::anyhow!("--only and --skip leave no component");
+        return Err(Failure::new(Code::Usage, error).hint("name one with --only that --skip does not name"));
+    }
+    Ok(options)
 }

@@ -13,6 +13,10 @@ use crate::preflight::Verdict;
 
 /// Print what `init` would do.
 #[derive(Debug, Args)]
+#[command(
+    after_long_help = "With --quiet, only the exit code tells whether there are changes. With --output json, a plan that \
+    cannot be made is a line of JSON, as the last event of `init` is."
+)]
 pub struct PlanArgs {
     /// What is looked at.
     #[command(flatten)]
@@ -26,6 +30,13 @@ pub struct PlanArgs {
 }
 
 pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> {
+    let output = args.look.output.output;
+    let result = look(args, global).await;
+    report::failed(output, &result);
+    result
+}
+
+async fn look(args: PlanArgs, global: &Global) -> Result<(), Failure> {
     let cluster =
         session::open(global, args.look.limits.concurrency, args.look.timeout, report::warnings(global)).await?;
     let wanted = bundle::wanted_of(&cluster, &args.look.bundle, args.allow.adopt).await?;
@@ -37,6 +48,8 @@ pub(super) async fn run(args: PlanArgs, global: &Global) -> Result<(), Failure> 
     plan.values = wanted.release;
     match args.look.output.output {
         Output::Json => report::print_json(&plan)?,
+        // The exit code says it all.
+        Output::Text if global.quiet => {}
         Output::Text => report::print(&text(&plan, global.verbose)?)?,
     }
     checks.with(Verdict::Warn).for_each(|finding| report::message(global, &finding.to_string()));

@@ -35,7 +35,9 @@ pub struct RollbackArgs {
 
 pub(super) async fn run(args: RollbackArgs, global: &Global) -> Result<(), Failure> {
     if args.dry_run {
-        return rehearse(&args, global).await;
+        let result = rehearse(&args, global).await;
+        report::failed(args.run.output.output, &result);
+        return result;
     }
     let run = async |reporter| {
         let (cluster, installation) = prepared(&args, global, reporter).await?;
@@ -54,6 +56,7 @@ async fn rehearse(args: &RollbackArgs, global: &Global) -> Result<(), Failure> {
     let (_, prepared, _) = prepared.map_err(session::failure)?;
     match args.run.output.output {
         Output::Json => report::print_json(&prepared.plan)?,
+        Output::Text if global.quiet => {}
         Output::Text => report::print(&prepared.plan.to_string())?,
     }
     if prepared.plan.is_empty() { Ok(()) } else { Err(Failure::silent(Code::ChangesPending)) }

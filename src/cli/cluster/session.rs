@@ -66,15 +66,24 @@ pub(in crate::cli) fn failure(error: InstallError) -> Failure {
             let first = errors.first().map_or(Code::Failed, code);
             let code = if errors.iter().all(|error| code(error) == first) { first } else { Code::Failed };
             // More time helps only when nothing else stands in the way.
-            let hint =
-                errors.iter().filter(|error| !late(error)).find_map(hint).or_else(|| errors.iter().find_map(hint));
+            let mut hints: Vec<String> = Vec::new();
+            for hint in errors.iter().filter(|error| !late(error)).filter_map(hint) {
+                if !hints.contains(&hint) {
+                    hints.push(hint);
+                }
+            }
+            let hint = if hints.is_empty() { errors.iter().find_map(hint) } else { Some(hints.join("\n      ")) };
             with_hint(Failure::new(code, InstallError::Observe(errors)), hint)
         }
         InstallError::Certificates(error) => {
             let hint = error.hint();
             with_hint(Failure::new(Code::Failed, error), hint)
         }
-        InstallError::Preflight(refusal) => {
+        InstallError::Preflight(mut refusal) => {
+            refusal.advise(|error| match error {
+                InstallError::Observe(errors) => errors.first().and_then(hint),
+                _ => None,
+            });
             let hint = refusal.hint();
             Failure::new(Code::Failed, *refusal).hint(hint)
         }
@@ -155,7 +164,7 @@ fn request(error: RequestError) -> Failure {
 fn code(error: &RequestError) -> Code {
     match error {
         RequestError::Interrupted => Code::Interrupted,
-        RequestError::Deadline { .. } => Code::NotReady,
+        RequestError::Deadline { .. } | RequestError::Webhook { .. } => Code::NotReady,
         RequestError::Tracked { .. } | RequestError::Inherited { .. } | RequestError::Immutable { .. } => Code::Refused,
         _ => Code::Failed,
     }
@@ -189,10 +198,20 @@ fn hint(error: &RequestError) -> Option<String> {
             Loss::Data => "delete it by hand when its data may go, or choose another name or value".into(),
             _ => "delete it by hand, and run again: it is made anew".into(),
         },
+        RequestError::NotServed { object } if object.group == "snapshot.storage.k8s.io" => {
+            "install the definitions of snapshot.storage.k8s.io (those of the CSI external-snapshotter), or do without \
+             snapshots of caches with `--set storage.snapshotClass.create=false`"
+                .into()
+        }
         RequestError::NotServed { .. } => "install what defines this kind first, or choose a profile without it".into(),
         RequestError::Malformed { .. } => {
             "this version of the API server does not know the field: upgrade the cluster, or correct the profile or \
              value that it comes from (`bko-install profile show`)"
+                .into()
+        }
+        RequestError::Webhook { .. } => {
+            "start what it calls (its clientConfig names the Service), let its namespaceSelector leave our namespaces \
+             out, or set its failurePolicy to Ignore; when it only starts late, allow more time with --timeout"
                 .into()
         }
         RequestError::Deadline { .. } => "allow more time with --timeout".into(),

@@ -34,7 +34,9 @@ pub struct UninstallArgs {
 
 pub(super) async fn run(args: UninstallArgs, global: &Global) -> Result<(), Failure> {
     if args.dry_run {
-        return rehearse(&args, global).await;
+        let result = rehearse(&args, global).await;
+        report::failed(args.run.output.output, &result);
+        return result;
     }
     let run = async |reporter| {
         let Some((cluster, namespace)) = found(&args, global, reporter).await? else { return Ok(None) };
@@ -65,7 +67,11 @@ async fn rehearse(args: &UninstallArgs, global: &Global) -> Result<(), Failure> 
         return Ok(());
     };
     let removal = install::prepare_uninstall(&cluster, &namespace, scope(args)).await.map_err(session::failure)?;
-    print(&removal, args.run.output.output)?;
+    match args.run.output.output {
+        Output::Json => report::print_json(&removal)?,
+        Output::Text if global.quiet => {}
+        Output::Text => report::print(&removal.to_string())?,
+    }
     Err(Failure::silent(Code::ChangesPending))
 }
 
@@ -82,11 +88,4 @@ async fn found(
 
 fn scope(args: &UninstallArgs) -> Scope {
     Scope { delete_caches: args.delete_caches, cut_builds: args.cut_builds }
-}
-
-fn print(removal: &install::Removal, output: Output) -> Result<(), Failure> {
-    match output {
-        Output::Json => report::print_json(removal),
-        Output::Text => report::print(&removal.to_string()),
-    }
 }

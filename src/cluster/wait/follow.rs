@@ -16,7 +16,7 @@ use super::super::apply::Applied;
 use super::super::{Cluster, Event};
 use super::WaitError;
 use crate::manifest::ObjectId;
-use crate::readiness::{self, Culprit, Declared, Pin, State};
+use crate::readiness::{self, Around, Culprit, Declared, Pin, State};
 
 /// What is known of one object.
 pub(super) struct Follow<'a> {
@@ -29,11 +29,20 @@ pub(super) struct Follow<'a> {
     pods: BTreeMap<String, Value>,
     sets: BTreeMap<String, Value>,
     follows_pods: bool,
+    failures: Failures,
+}
+
+/// Whether a controller's failures to make pods are counted, and what came of it.
+enum Failures {
+    Uncounted,
+    Counted { first: Option<i64>, more: bool },
 }
 
 enum Seen {
     Object(Result<Option<Value>, watcher::Error>),
     Part(Part, watcher::Event<Value>),
+    /// How often its controller is known to have failed to make a pod.
+    Failures(i64),
 }
 
 #[derive(Clone, Copy)]
@@ -64,6 +73,7 @@ impl<'a> Follow<'a> {
             pods: BTreeMap::new(),
             sets: BTreeMap::new(),
             follows_pods: false,
+            failures: Failures::Uncounted,
         })
     }
 
@@ -81,23 +91,44 @@ impl<'a> Follow<'a> {
                     self.follow_pods();
                 }
                 Some(Seen::Part(part, event)) => self.note(part, event),
+                Some(Seen::Failures(now)) => {
+                    if let Failures::Counted { first, more } = &mut self.failures {
+                        *more |= now > *first.get_or_insert(now);
+                    }
+                }
                 Some(Seen::Object(Err(error))) => {
                     self.tolerate(error)?;
                     continue;
                 }
                 None => return Err(WaitError::Interrupted),
             }
+            self.count_failures();
             return Ok(self.last());
         }
     }
 
+    /// Looks whether the controller fails again, once it is of account.
+    fn count_failures(&mut self) {
+        let (Failures::Uncounted, Some(_), Some(namespace)) =
+            (&self.failures, &self.pin.failing_since, &self.id.namespace)
+        else {
+            return;
+        };
+        let failures = failures(self.cluster.clone(), namespace.clone(), format!("{}-", self.id.name));
+        let changes = std::mem::replace(&mut self.changes, futures::stream::empty().boxed());
+        self.changes = select_all([changes, failures]).boxed();
+        self.failures = Failures::Counted { first: None, more: false };
+    }
+
     /// What is known now.
     pub(super) fn last(&self) -> (State, Option<Culprit>) {
-        let state = readiness::assess_declared(self.object.as_ref(), &self.pin, self.declared.as_ref());
+        let sets: Vec<&Value> = self.sets.values().collect();
+        let failed_again = matches!(self.failures, Failures::Counted { more: true, .. });
+        let around = Around { sets: &sets, failed_again };
+        let state = readiness::assess_among(self.object.as_ref(), &self.pin, self.declared.as_ref(), around);
         if state == State::Ready || !self.is_seen() {
             return (state, None);
         }
-        let sets: Vec<&Value> = self.sets.values().collect();
         let culprit = self.object.as_ref().and_then(|o| readiness::culprit(o, &sets, self.pods.values()));
         (state, culprit)
     }
@@ -172,6 +203,20 @@ impl<'a> Follow<'a> {
         self.follows_pods = true;
     }
 }
+
+/// How often a Deployment's ReplicaSets have failed to make a pod, every other
+/// second. Who may not list Events is told when the deadline passes.
+fn failures(cluster: Cluster, namespace: String, prefix: String) -> BoxStream<'static, Seen> {
+    let look = async |(cluster, namespace, prefix): (Cluster, String, String)| {
+        tokio::time::sleep(LOOK).await;
+        let count = cluster.failed_creations(&namespace, &prefix).await;
+        Some((count.map(Seen::Failures), (cluster, namespace, prefix)))
+    };
+    futures::stream::unfold((cluster, namespace, prefix), look).filter_map(std::future::ready).boxed()
+}
+
+/// Between two looks at Events.
+const LOOK: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Changes of a workload's parts. Who may not see them loses the explanation,
 /// not the answer.

@@ -117,6 +117,12 @@ async fn dry_run(cluster: &Cluster, object: &Object) -> Result<(), RequestError>
             code: 503,
             causes: Vec::new(),
         }),
+        Err(error @ RequestError::Webhook { .. }) => Err(RequestError::Refused {
+            object: Box::new(object.id.clone()),
+            message: error.to_string(),
+            code: 503,
+            causes: Vec::new(),
+        }),
         other => other.map(drop),
     }
 }

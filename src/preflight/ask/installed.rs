@@ -118,17 +118,24 @@ async fn route(cluster: &Cluster, rendered: &Rendered) -> Result<Vec<Finding>, R
     }])
 }
 
+/// Where the gateway of an installation is reached from outside.
+///
+/// # Errors
+/// When the API server does not answer.
+pub async fn gateway(cluster: &Cluster, namespace: &str) -> Result<Addresses, RequestError> {
+    let path = format!("/api/v1/namespaces/{namespace}/services/buildkit-operator-gateway");
+    Ok(match cluster.ask(&path).await? {
+        Answer::Yes(service) => Addresses::of(&service),
+        Answer::No { .. } => Addresses::default(),
+    })
+}
+
 async fn names(cluster: &Cluster, rendered: &Rendered) -> Result<Vec<Finding>, RequestError> {
     let domains = domains(rendered);
     if domains.is_empty() {
         return Ok(Vec::new());
     }
-    let namespace = &rendered.operator_namespace;
-    let path = format!("/api/v1/namespaces/{namespace}/services/buildkit-operator-gateway");
-    let addresses = match cluster.ask(&path).await? {
-        Answer::Yes(service) => Addresses::of(&service),
-        Answer::No { .. } => Addresses::default(),
-    };
+    let addresses = gateway(cluster, &rendered.operator_namespace).await?;
     let mut expected = addresses.ips.clone();
     for host in &addresses.hosts {
         expected.extend(resolve(host).await.unwrap_or_default());

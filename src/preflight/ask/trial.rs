@@ -23,6 +23,7 @@ impl Asker<'_> {
         let ours = pods::trials(self.rendered).into_iter().map(|trial| (Check::Pods, trial));
         let daemons = settings.map(daemon::trials).unwrap_or_default();
         let all = ours.chain(daemons.into_iter().map(|trial| (Check::DaemonPods, trial)));
+        let all = all.filter(|(_, trial)| !self.is_terminating(&trial.namespace));
         let absent = &absent;
         let findings = stream::iter(all).map(|(check, trial)| async move { self.attempt(check, &trial, absent).await });
         let findings: Vec<Option<Finding>> =

@@ -203,6 +203,20 @@ pub(crate) async fn an_export_applied_in_order_gives_what_init_gives(cluster: Ar
     farm.init(&[]).await?.expect(0);
     assert_eq!(farm.secrets().await?, secrets);
 
+    // What kubectl had applied is ours now, and uninstalling knows what the step has left.
+    farm.init(&["--set=server.resources.requests.cpu=150m"]).await?.expect(0);
+    let removal = farm.found("uninstall", &["--dry-run"]).await?.expect(3);
+    let Namespaces { operator, builds, .. } = &farm.names;
+    for gone in [
+        format!("delete  Job {operator}/buildkit-operator-bootstrap-"),
+        format!("delete  ServiceAccount {operator}/buildkit-operator-bootstrap"),
+        format!("delete  RoleBinding {builds}/buildkit-operator-bootstrap"),
+        format!("delete  Namespace {operator}"),
+        format!("delete  Namespace {builds}"),
+    ] {
+        assert!(removal.out.contains(&gone), "{gone}: {}", removal.out);
+    }
+
     // What the step may not do it names.
     let role = farm.kubectl(&["-n", &farm.names.builds, "delete", "role", "buildkit-operator-bootstrap"]).await?;
     role.expect(0);

@@ -146,3 +146,62 @@ pub(crate) async fn a_placeholder_ca_bundle_is_never_sent(cluster: Arc<Cluster>)
     farm.kubectl(&["delete", "validatingwebhookconfiguration", &name], "").await?;
     Ok(())
 }
+
+/// What a GitOps tool keeps is not deleted either: it would be made again.
+pub(crate) async fn what_a_gitops_tool_tracks_is_not_removed(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Bundled::new(cluster, "tracked")?;
+    let map = |name: &str| format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: NS}}\n");
+    farm.component("rc1", "app", "", &["a", "b", "c", "d", "e"].map(map).concat())?;
+    farm.init(&[]).await?.expect(0);
+    let tracking = format!("argocd.argoproj.io/tracking-id=shop:/ConfigMap:{}/e", farm.namespace());
+    farm.kubectl(&["annotate", "configmap", "e", &tracking], "").await?;
+    let before = farm.writes().await?.len();
+    farm.component("rc1", "app", "", &["a", "b", "c", "d"].map(map).concat())?;
+    let owner = format!("ConfigMap {}/e belongs to Argo CD application shop", farm.namespace());
+    for (verb, args) in
+        [("plan", &[][..]), ("init", &["--confirm-prune"]), ("uninstall", &["--dry-run"]), ("uninstall", &[])]
+    {
+        farm.run(verb, args).await?.expect(5).says(&owner);
+    }
+    assert_eq!(farm.writes().await?.len(), before);
+    farm.kubectl(&["annotate", "configmap", "e", "argocd.argoproj.io/tracking-id-"], "").await?;
+    farm.run("uninstall", &[]).await?.expect(0);
+    Ok(())
+}
+
+/// Until we have applied it ourselves, what kubectl applied of our export is a
+/// predecessor's; from then on it is somebody's own.
+pub(crate) async fn what_kubectl_applied_of_an_export_is_taken_over_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Bundled::new(cluster, "ssa")?;
+    farm.create_namespace().await?;
+    let ours = DEPLOYMENT.replace(
+        "metadata: {name: app, namespace: NS}",
+        "metadata: {name: app, namespace: NS, labels: {app.kubernetes.io/managed-by: bko-install, old: x}}",
+    );
+    let apply = ["apply", "--server-side", "--filename=-"];
+    farm.kubectl(&apply, &ours).await?;
+    farm.component("rc3", "app", "", DEPLOYMENT)?;
+    let plan = farm.run("plan", &[]).await?.expect(3);
+    assert!(plan.out.contains("taking over from kubectl"), "{}", plan.out);
+    farm.init(&[]).await?.expect(0);
+    assert_eq!(farm.get("deployment", "app").await?["metadata"]["labels"].get("old"), None);
+    farm.component("rc3", "app", "", &DEPLOYMENT.replace("app:1", "app:2"))?;
+    farm.init(&[]).await?.expect(0);
+    let live = farm.get("deployment", "app").await?;
+    let managers = live["metadata"]["managedFields"].as_array().into_iter().flatten().map(|entry| &entry["manager"]);
+    assert!(managers.clone().all(|manager| manager != "kubectl"), "{:?}", managers.collect::<Vec<_>>());
+
+    // A person's own, and no more of both values than what differs.
+    let edited = ours.replace("app:1'", "app:3', args: [-a, -b, -c]");
+    farm.kubectl(&["apply", "--server-side", "--force-conflicts", "--filename=-"], &edited).await?;
+    let image = ".spec.template.spec.containers[name=\"app\"].image of \"kubectl\" is \"registry.example/app:3\" and would become \
+                 \"registry.example/app:2\"";
+    farm.init(&[]).await?.expect(1).says(image);
+    farm.component("rc3", "app", "", &DEPLOYMENT.replace("app:1'", "app:3', args: [-a, -x, -c]"))?;
+    farm.init(&[])
+        .await?
+        .expect(1)
+        .says(".args of \"kubectl\" is [\"…\",\"-b\",\"…\"] and would become [\"…\",\"-x\",\"…\"]");
+    farm.init(&["--force-conflicts"]).await?.expect(0);
+    Ok(())
+}

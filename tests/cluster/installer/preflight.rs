@@ -216,3 +216,76 @@ pub(crate) async fn a_policy_that_breaks_daemons_is_named_with_its_field(cluster
     }
     Ok(())
 }
+
+/// One finding, whatever was to be made in it, with what holds it.
+pub(crate) async fn a_namespace_that_never_ends_is_told_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Bundled::new(cluster, "ending")?;
+    let map = |n| format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: m{n}, namespace: NS}}\n");
+    farm.component("rc1", "maps", "", &(0..6).map(map).collect::<String>())?;
+    farm.init(&[]).await?.expect(0);
+    let held =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: held, namespace: NS, finalizers: [example.org/hold]}\n";
+    farm.kubectl(&["create", "--filename=-"], held).await?;
+    let name = farm.namespace().to_owned();
+    farm.kubectl(&["delete", "namespace", &name, "--wait=false"], "").await?;
+    let holds = "--for=condition=NamespaceFinalizersRemaining=True";
+    farm.kubectl(&["wait", holds, &format!("namespace/{name}"), "--timeout=60s"], "").await?;
+    for verb in ["check", "plan", "init"] {
+        let run = farm.run(verb, &[]).await?.expect(1);
+        let said = format!("{}{}", run.out, run.err);
+        let found = format!("namespace \"{name}\" is being deleted: ");
+        assert_eq!(said.matches(&found).count(), 1, "{verb}: {said}");
+        assert!(said.contains("example.org/hold in 1 resource instances"), "{verb}: {said}");
+        assert!(said.contains(&format!("kubectl -n {name} get configmaps --output yaml")), "{verb}: {said}");
+        assert!(!said.contains("because it is being terminated"), "{verb}: {said}");
+    }
+    let free = r#"{"metadata":{"finalizers":null}}"#;
+    farm.kubectl(&["patch", "configmap", "held", "--type=merge", "--patch", free], "").await?;
+    farm.kubectl(&["wait", "--for=delete", &format!("namespace/{name}"), "--timeout=60s"], "").await?;
+    farm.init(&[]).await?.expect(0);
+    Ok(())
+}
+
+pub(crate) async fn a_check_finds_what_init_would_refuse(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Bundled::new(cluster, "planned")?;
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: NS\n  \
+                     labels: {pod-security.kubernetes.io/enforce: privileged}\n";
+    farm.component("rc0", "base", "", namespace)?;
+    let check = farm.run("check", &[]).await?.expect(0);
+    assert!(check.out.contains("ok    plan: the API server takes it: 1 to create"), "{}", check.out);
+    let init = farm.init(&[]).await?.expect(0);
+    assert!(init.out.contains("plan: 1 to create, 0 to configure, 0 unchanged"), "what plan counts: {}", init.out);
+    let name = farm.namespace().to_owned();
+    let label = ["label", "namespace", &name, "pod-security.kubernetes.io/enforce=baseline", "--overwrite"];
+    farm.kubectl(&label, "").await?;
+    let conflict = "of \"kubectl-label\" is \"baseline\" and would become \"privileged\"";
+    farm.init(&[]).await?.expect(1).says(conflict);
+    let check = farm.run("check", &[]).await?.expect(1);
+    assert!(
+        check.out.contains(&format!("fail  plan: Namespace {name}: fields belong to other managers")),
+        "{}",
+        check.out
+    );
+    assert!(check.out.contains(conflict) && check.out.contains("--force-conflicts"), "{}", check.out);
+    // A plan that is refused is told to programs as init tells it.
+    for verb in ["plan", "init"] {
+        let run = farm.run(verb, &["--output=json"]).await?.expect(1);
+        let last: Value = serde_json::from_str(run.out.lines().last().context("nothing")?)?;
+        assert_eq!((&last["event"], &last["exitCode"]), (&"failed".into(), &1.into()), "{verb}: {last}");
+        assert!(last["message"].as_str().is_some_and(|message| message.contains(conflict)), "{verb}: {last}");
+    }
+    let quiet = farm.run("plan", &["--force-conflicts", "--quiet"]).await?.expect(3);
+    assert_eq!(quiet.out, "");
+
+    // What would leave nothing to do, and every name that there is not.
+    farm.run("plan", &["--only=base", "--skip=base"]).await?.expect(2).says("leave no component");
+    let wrong = farm.run("init", &["--only=nope", "--skip=bases"]).await?.expect(2);
+    wrong.says("--only nope: profile \"default\" has no component \"nope\"");
+    wrong.says("--skip bases: profile \"default\" has no component \"bases\"; did you mean \"base\"?");
+    // What defines a kind is named where it is known.
+    let class = "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotClass\nmetadata: {name: NS}\n\
+                 driver: x\ndeletionPolicy: Delete\n";
+    farm.component("rc0", "class", "", class)?;
+    farm.run("plan", &[]).await?.expect(1).says("storage.snapshotClass.create=false");
+    Ok(())
+}

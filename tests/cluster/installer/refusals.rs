@@ -160,6 +160,38 @@ pub(crate) async fn a_quota_that_is_used_up_is_the_reason_told(cluster: Arc<Clus
     Ok(())
 }
 
+/// The controller tells of its first failure only, and tries again by and by.
+pub(crate) async fn a_failure_that_a_run_has_mended_is_waited_out(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Bundled::new(cluster, "stale")?;
+    let play = Play::start(farm.client(), farm.namespace(), Duration::ZERO);
+    let account = "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: worker, namespace: NS}\n";
+    let app = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: app, namespace: NS}\nspec:\n  \
+               selector: {matchLabels: {app: a}}\n  template:\n    metadata: {labels: {app: a}}\n    \
+               spec: {serviceAccountName: worker, containers: [{name: app, image: 'registry.example/app:1'}]}\n";
+    farm.component("rc1", "account", "", account)?;
+    farm.component("rc3", "app", "", app)?;
+    farm.init(&[]).await?.expect(0);
+    let fails = "--for=condition=ReplicaFailure";
+    farm.kubectl(&["delete", "serviceaccount", "worker"], "").await?;
+    farm.kubectl(&["delete", "pods", "--selector=app=a", "--wait=false"], "").await?;
+    farm.kubectl(&["wait", fails, "deployment/app", "--timeout=30s"], "").await?;
+    let run = farm.init(&[]).await?.expect(0);
+    assert!(run.out.contains("not found (before this run; its controller will try again)"), "{}", run.out);
+    // What nobody has mended is told when it has failed again, not at the deadline.
+    let quota =
+        "apiVersion: v1\nkind: ResourceQuota\nmetadata: {name: none, namespace: NS}\nspec: {hard: {pods: '0'}}\n";
+    farm.kubectl(&["apply", "--filename=-"], quota).await?;
+    farm.kubectl(&["wait", "--for=jsonpath={.status.hard.pods}=0", "resourcequota/none", "--timeout=30s"], "").await?;
+    farm.kubectl(&["delete", "pods", "--selector=app=a", "--wait=false"], "").await?;
+    farm.kubectl(&["wait", fails, "deployment/app", "--timeout=30s"], "").await?;
+    let run = farm.init(&["--timeout=100s"]).await?.expect(4);
+    run.says("Deployment");
+    run.says("will not become ready: FailedCreate: ");
+    run.says("exceeded quota: none");
+    drop(play);
+    Ok(())
+}
+
 pub(crate) async fn what_somebody_changed_is_planned_back(cluster: Arc<Cluster>) -> anyhow::Result<()> {
     let farm = Farm::new(cluster, "drift");
     farm.init(&[]).await?.expect(0);

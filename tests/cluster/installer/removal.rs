@@ -82,6 +82,8 @@ pub(crate) async fn a_delete_that_admission_denies_stays_recorded(cluster: Arc<C
     let is_recorded =
         |name: &str| record["inventory"].as_array().into_iter().flatten().any(|entry| entry["name"] == name);
     assert!(record["state"] == "failed" && is_recorded("m3"), "{record}");
+    let history = farm.run("history", &[]).await?.expect(0);
+    assert!(history.out.contains("nobody deletes this"), "{}", history.out);
     let name = farm.namespace().to_owned();
     farm.kubectl(&["delete", "validatingadmissionpolicybinding", &name], "").await?;
     farm.kubectl(&["delete", "validatingadmissionpolicy", &name], "").await?;

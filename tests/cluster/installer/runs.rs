@@ -197,3 +197,17 @@ pub(crate) async fn a_load_balancer_that_never_comes_is_a_warning(cluster: Arc<C
     init.says("is not ready yet, and is not waited for: waits for a load balancer address");
     Ok(())
 }
+
+pub(crate) async fn the_records_to_create_are_told_when_the_address_is_known(
+    cluster: Arc<Cluster>,
+) -> anyhow::Result<()> {
+    let farm = Farm::new(cluster, "records");
+    let init = farm.init(&[]).await?.expect(0);
+    assert!(init.out.contains("dns      point *.buildkit.localhost at the address of Service"), "{}", init.out);
+    let patch = r#"{"spec":{"externalIPs":["192.0.2.7"]}}"#;
+    let service = ["patch", "service", "buildkit-operator-gateway", "--type=merge", "--patch", patch, "--namespace"];
+    farm.kubectl(&[&service[..], &[&farm.names.operator]].concat()).await?.expect(0);
+    let init = farm.init(&[]).await?.expect(0);
+    assert!(init.out.contains("dns      *.buildkit.localhost. A 192.0.2.7\n"), "{}", init.out);
+    Ok(())
+}

@@ -309,3 +309,29 @@ pub(crate) async fn a_claim_that_waits_for_its_pod_is_deferred(cluster: Arc<Clus
     farm.init(&[]).await?.expect(5).says("holds data");
     Ok(())
 }
+
+/// Told of once, with what it belongs to, and with the objects as they are meant.
+pub(crate) async fn a_webhook_that_is_down_is_named_once(cluster: Arc<Cluster>) -> anyhow::Result<()> {
+    let farm = Bundled::new(cluster, "hookdown")?;
+    let name = farm.namespace().to_owned();
+    let hook = format!(
+        "apiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingWebhookConfiguration\nmetadata: {{name: NS}}\n\
+         webhooks:\n- name: down.example.org\n  admissionReviewVersions: [v1]\n  sideEffects: None\n  failurePolicy: Fail\n  \
+         objectSelector: {{matchLabels: {{hook: {name}}}}}\n  clientConfig: {{url: 'https://127.0.0.1:1/x'}}\n  \
+         rules: [{{apiGroups: [''], apiVersions: [v1], operations: ['*'], resources: [configmaps]}}]\n"
+    );
+    farm.kubectl(&["create", "--filename=-"], &hook).await?;
+    let map = |n| {
+        format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: m{n}, namespace: NS, labels: {{hook: NS}}}}\n")
+    };
+    farm.component("rc1", "maps", "", &(0..6).map(map).collect::<String>())?;
+    let run = farm.init(&["--timeout=5s"]).await?.expect(4);
+    farm.kubectl(&["delete", "validatingwebhookconfiguration", &name], "").await?;
+    let named = format!("webhook \"down.example.org\" of ValidatingWebhookConfiguration \"{name}\" does not answer");
+    run.says(&format!("error: {named}, and the API server refuses what it is to see: Post \"https://127.0.0.1:1/x"));
+    run.says("failurePolicy");
+    assert_eq!(run.err.matches("trying again").count(), 1, "{}", run.err);
+    assert!(run.err.contains(&format!("to check ConfigMap {name}/m")), "{}", run.err);
+    assert!(!run.err.contains("default/"), "{}", run.err);
+    Ok(())
+}

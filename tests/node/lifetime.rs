@@ -52,7 +52,8 @@ async fn clean(node: &Node) -> anyhow::Result<()> {
     for name in NAMESPACES {
         if let Some(namespace) = namespaces.get_opt(name).await? {
             namespaces.delete(name, &DeleteParams::default()).await?;
-            let gone = conditions::is_deleted(&namespace.uid().context("no uid")?);
+            let uid = namespace.uid().context("no uid")?;
+            let gone = conditions::is_deleted(&uid);
             tokio::time::timeout(SOON, await_condition(namespaces.clone(), name, gone)).await.context("it stays")??;
         }
     }
@@ -213,9 +214,9 @@ async fn caches_stay_and_daemons_end(farm: &Installation<'_>, route: &Route) -> 
     ensure!(said.contains(&format!("kept Namespace {BUILDS}: it holds ConfigMap buildkitd-config, ")), "{said}");
     let pods = Api::<Pod>::namespaced(farm.node.client(), BUILDS);
     for pod in pods.list(&ListParams::default()).await? {
-        let gone = conditions::is_deleted(&pod.uid().context("no uid")?);
-        let gone = await_condition(pods.clone(), &pod.name_any(), gone);
-        tokio::time::timeout(SOON, gone).await.with_context(|| format!("{} stays", pod.name_any()))??;
+        let (name, uid) = (pod.name_any(), pod.uid().context("no uid")?);
+        let gone = await_condition(pods.clone(), &name, conditions::is_deleted(&uid));
+        tokio::time::timeout(SOON, gone).await.with_context(|| format!("{name} stays"))??;
     }
     let left = claims.list(&ListParams::default()).await?;
     let left: Vec<_> = left.iter().map(|claim| (claim.name_any(), claim.uid())).collect();

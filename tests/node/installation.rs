@@ -86,7 +86,9 @@ impl<'a> Installation<'a> {
         Self::trust_the_registry(node).await?;
 
         let certificates = PathBuf::from("/run/bko/client");
-        process::output(bko(node, &["certs", "export", "--dir", &certificates.display().to_string()])?).await?;
+        // What an installation before it had left there is of another authority.
+        process::output(bko(node, &["certs", "export", "--force", "--dir", &certificates.display().to_string()])?)
+            .await?;
         let secret = Api::<Secret>::namespaced(node.client(), OPERATOR).get("buildkit-operator-token").await?;
         let token = secret.data.and_then(|mut data| data.remove("token")).context("the Secret has no token")?;
         Ok(Self {

@@ -20,6 +20,8 @@ use crate::installation::{BUILDS, FLAGS, Installation, OPERATOR, Route, bko};
 
 const REPO: &str = "github.com/acme/kept";
 const SOON: Duration = Duration::from_secs(60);
+/// A build that is cut ends with the gateway, and this test with it.
+const SHORT_DRAIN: &str = "--set=gateway.drainSeconds=5";
 const NAMESPACES: [&str; 3] = [OPERATOR, BUILDS, "buildkit-system"];
 
 pub(crate) async fn from_an_export_to_a_removal(node: Arc<Node>) -> anyhow::Result<()> {
@@ -65,7 +67,7 @@ const EXPORT: &str = "/run/bko/export";
 async fn an_export_is_applied_as_its_note_says(node: &Node) -> anyhow::Result<()> {
     let mut export = bko(node, &["export", "--format=plain", "--dir", EXPORT])?;
     // Without the time limit, which is not part of an installation.
-    export.args(&FLAGS[..FLAGS.len() - 1]);
+    export.args(&FLAGS[..FLAGS.len() - 1]).arg(SHORT_DRAIN);
     process::combined_output(export).await?;
     apply(node).await?;
 
@@ -160,7 +162,7 @@ async fn init_takes_it_over(farm: &Installation<'_>, route: &Route) -> anyhow::R
     ensure!(secrets(farm.node).await? == keys, "a secret was written");
     ensure!(self::pods(farm.node).await? == pods, "a pod was made anew");
     let mut plan = bko(farm.node, &["cluster", "plan"])?;
-    plan.args(&FLAGS[..FLAGS.len() - 1]);
+    plan.args(&FLAGS[..FLAGS.len() - 1]).arg(SHORT_DRAIN);
     process::combined_output(plan).await?;
     let again = farm.buildctl(route, &format!("{}/kept:2", farm.node.registry_address())).await?;
     ensure!(again.cached(), "{}", again.printed);
@@ -169,13 +171,13 @@ async fn init_takes_it_over(farm: &Installation<'_>, route: &Route) -> anyhow::R
 
 async fn init(node: &Node) -> anyhow::Result<()> {
     let mut init = bko(node, &["cluster", "init"])?;
-    init.args(FLAGS);
+    init.args(FLAGS).arg(SHORT_DRAIN);
     process::combined_output(init).await.map(|_| ())
 }
 
 /// What `cluster uninstall` answers: its exit code, and all that it printed.
 async fn uninstall(node: &Node, flags: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
-    let mut command = bko(node, &["cluster", "uninstall", "--timeout=90s"])?;
+    let mut command = bko(node, &["cluster", "uninstall", "--timeout=2m"])?;
     command.args(flags);
     let Output { status, stdout, stderr } = tokio::process::Command::from(command).kill_on_drop(true).output().await?;
     Ok((status.code(), String::from_utf8([stdout, stderr].concat())?))
@@ -257,7 +259,8 @@ async fn caches_are_found_again(node: &Node) -> anyhow::Result<()> {
 async fn everything_goes_under_a_build(node: &Node) -> anyhow::Result<()> {
     let farm = Installation::open(node).await?;
     let route = farm.route(&project()).await?;
-    let build = farm.begin(&route.endpoint, "cut", 600).await?;
+    // One process: a child of a step's shell would outlive it in a rootless daemon, and hold that until its grace ends.
+    let build = farm.step(&route.endpoint, None, "cut", "exec sleep 600")?.has_printed("begun cut").await?;
     let maps = Api::<ConfigMap>::namespaced(node.client(), BUILDS);
     maps.delete("buildkitd-config", &DeleteParams::default()).await?;
     let (code, said) = uninstall(node, &["--delete-caches", "--cut-builds"]).await?;

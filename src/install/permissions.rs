@@ -11,7 +11,7 @@ use crate::preflight::access::{self, Besides, Needs, Plurals, Purpose};
 use crate::preflight::{Report, ask};
 
 /// What it takes to do these things with this bundle and the installation that
-/// is there.
+/// is there, in namespaces that are made with the roles.
 ///
 /// # Errors
 /// When the cluster cannot be looked at.
@@ -37,13 +37,13 @@ async fn one(
     let namespace = &rendered.operator_namespace;
     let recorded: BTreeSet<ObjectId> = inventory(record).collect();
     Ok(match purpose {
-        Purpose::Init => to_apply(cluster, rendered, record).await?,
+        Purpose::Init => to_apply(cluster, rendered, record, true).await?,
         Purpose::Rollback => {
             let mut needs = Needs::default();
             let revisions = record.into_iter().flat_map(|record| &record.history);
             for revision in revisions.filter(|revision| !revision.objects.is_empty()) {
                 let objects = record::objects(cluster, namespace, revision).await.map_err(InstallError::Record)?;
-                needs.extend(to_apply(cluster, &earlier(rendered, objects), record).await?);
+                needs.extend(to_apply(cluster, &earlier(rendered, objects), record, true).await?);
             }
             needs
         }
@@ -62,9 +62,14 @@ async fn one(
 }
 
 /// To apply these objects, and to prune what is recorded beside them.
-async fn to_apply(cluster: &Cluster, rendered: &Rendered, record: Option<&Record>) -> Result<Needs, InstallError> {
+async fn to_apply(
+    cluster: &Cluster,
+    rendered: &Rendered,
+    record: Option<&Record>,
+    made: bool,
+) -> Result<Needs, InstallError> {
     let besides = besides(cluster, rendered, record).await.map_err(observe)?;
-    ask::needs(cluster, rendered, &besides).await.map_err(observe)
+    ask::needs(cluster, rendered, &besides, made).await.map_err(observe)
 }
 
 /// What an installation of these objects does beside, as far as it is known
@@ -111,7 +116,7 @@ pub(super) async fn to_roll_back(
     objects: Vec<Object>,
     record: &Record,
 ) -> Result<(), InstallError> {
-    let needs = to_apply(cluster, &earlier(rendered, objects), Some(record)).await?;
+    let needs = to_apply(cluster, &earlier(rendered, objects), Some(record), false).await?;
     review(cluster, &needs, Purpose::Rollback).await
 }
 

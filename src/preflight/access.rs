@@ -162,8 +162,7 @@ fn lines(lacking: &BTreeSet<&Permission>) -> Vec<String> {
 }
 
 /// What is found of the permissions. `user` is who asks, `lacking` what they
-/// may not.
-/// `purposes` are what it is asked for.
+/// may not, `purposes` what it is asked for.
 pub fn judge(needs: &Needs, lacking: &BTreeSet<Permission>, user: &str, purposes: &[Purpose]) -> Vec<Finding> {
     let missing = |wanted: &BTreeSet<Permission>| {
         let missing: BTreeSet<Permission> = wanted.intersection(lacking).cloned().collect();
@@ -176,8 +175,10 @@ pub fn judge(needs: &Needs, lacking: &BTreeSet<Permission>, user: &str, purposes
         format!("{user}{separator}{}", lines.join("\n- "))
     };
     let install = missing(&needs.install);
+    let account = user.strip_prefix("user \"system:serviceaccount:").and_then(|rest| rest.strip_suffix('"'));
+    let account = account.map_or_else(|| "NAMESPACE/NAME".to_owned(), |account| account.replacen(':', "/", 1));
     let hint = format!(
-        "let {user} do so: somebody who may runs `bko-install cluster check {} --service-account NS/NAME | kubectl \
+        "let {user} do so: somebody who may runs `bko-install cluster check {} --service-account {account} | kubectl \
          apply --server-side -f -`",
         Purpose::printed_by(purposes)
     );

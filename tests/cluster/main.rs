@@ -92,7 +92,7 @@ fn tests() -> Vec<Test<Cluster>> {
         test!(installer::killed_before_the_outcome),
         test!(installer::interrupted_it_stops_cleanly_and_goes_on_later),
         test!(installer::a_restart_of_the_api_server_is_survived).serial(),
-        test!(installer::killed_at_random_requests_it_converges).serial().limit(Duration::from_secs(900)),
+        test!(installer::killed_at_random_requests_it_converges).serial().limit(Duration::from_secs(3600)),
         test!(installer::a_throttling_api_server_is_waited_for),
         test!(installer::a_webhook_that_does_not_serve_yet_is_waited_for),
         test!(installer::a_lease_of_another_clock_is_judged_by_ours),

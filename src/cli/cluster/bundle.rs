@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::super::bundle::{BundleArgs, Bundled, Recorded};
 use super::super::exit::Failure;
 use super::session;
-use crate::cluster::Cluster;
-use crate::cluster::record;
+use crate::cluster::record::{self, RecordError};
+use crate::cluster::{Cluster, RequestError};
 use crate::install;
 use crate::manifest::Rendered;
 use crate::plan::{Carried, Record, ReleaseValues, Settings};
@@ -26,19 +26,32 @@ pub(super) struct Wanted {
 /// Renders the bundle, with the overrides of the installation that is there.
 /// Where its record is depends on the values, so that these are read twice.
 pub(super) async fn wanted(cluster: &Cluster, args: &BundleArgs) -> Result<Wanted, Failure> {
-    let image = args.default_image()?;
-    let first = render(args, None, None, &image)?;
+    let first = render(args, None, None, &args.default_image()?)?;
     let record = record::find(cluster, &first.rendered.operator_namespace).await.map_err(session::record)?;
+    recorded(args, first, record)
+}
+
+/// The same, for what finds out later, and tells with all the rest, that the
+/// record may not be read.
+pub(super) async fn wanted_unless_forbidden(cluster: &Cluster, args: &BundleArgs) -> Result<Wanted, Failure> {
+    let first = render(args, None, None, &args.default_image()?)?;
+    match record::find(cluster, &first.rendered.operator_namespace).await {
+        Err(RecordError::Request { source: RequestError::Forbidden { .. }, .. }) => Ok(first),
+        record => recorded(args, first, record.map_err(session::record)?),
+    }
+}
+
+fn recorded(args: &BundleArgs, first: Wanted, record: Option<Record>) -> Result<Wanted, Failure> {
     match record {
         None => Ok(first),
-        Some(record) => render(args, Some(record), None, &image),
+        Some(record) => render(args, Some(record), None, &args.default_image()?),
     }
 }
 
 /// The same; of a release that is taken over, what its user had set counts, too.
 /// From then on, the record has it.
 pub(super) async fn wanted_of(cluster: &Cluster, args: &BundleArgs, adopt: bool) -> Result<Wanted, Failure> {
-    let wanted = wanted(cluster, args).await?;
+    let wanted = wanted_unless_forbidden(cluster, args).await?;
     if !adopt || wanted.record.is_some() {
         return Ok(wanted);
     }

@@ -64,7 +64,10 @@ impl FromStr for Subject {
 pub(super) async fn run(args: CheckArgs, global: &Global) -> Result<(), Failure> {
     let cluster =
         session::open(global, args.look.limits.concurrency, args.look.timeout, report::warnings(global)).await?;
-    let wanted = bundle::wanted(&cluster, &args.look.bundle).await?;
+    let wanted = match args.print_rbac {
+        Some(_) => bundle::wanted(&cluster, &args.look.bundle).await?,
+        None => bundle::wanted_unless_forbidden(&cluster, &args.look.bundle).await?,
+    };
     let asked = |error| session::failure(install::InstallError::Observe(vec![error]));
     if let Some(purposes) = &args.print_rbac {
         let needs = install::permissions::needs(&cluster, &wanted.rendered, wanted.record.as_ref(), purposes).await;

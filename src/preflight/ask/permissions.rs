@@ -12,14 +12,22 @@ use crate::manifest::{ObjectId, Rendered};
 use crate::preflight::Finding;
 use crate::preflight::access::{self, Besides, EVERYTHING, Known, Needs, Permission, Plurals, Purpose};
 
-/// What an installation needs to be allowed, in this cluster: what its
-/// namespaces are there for counts.
+/// What an installation needs to be allowed, in this cluster. Its namespaces
+/// are there by then, if they are `made` with the roles that are asked about.
 ///
 /// # Errors
 /// When the API server does not answer.
-pub async fn needs(cluster: &Cluster, rendered: &Rendered, besides: &Besides) -> Result<Needs, RequestError> {
-    let asker = Asker::new(cluster, rendered).await?;
-    Ok(access::install(rendered, &asker.known(besides).await?, besides))
+pub async fn needs(
+    cluster: &Cluster,
+    rendered: &Rendered,
+    besides: &Besides,
+    made: bool,
+) -> Result<Needs, RequestError> {
+    let mut known = Asker::new(cluster, rendered).await?.known(besides).await?;
+    if made {
+        known.missing.clear();
+    }
+    Ok(access::install(rendered, &known, besides))
 }
 
 impl Asker<'_> {

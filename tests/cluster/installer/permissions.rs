@@ -38,10 +38,7 @@ impl Account {
 
     /// Runs a command as this account.
     async fn run(&self, command: Command) -> anyhow::Result<Run> {
-        let mut words: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
-        let position = words.iter().position(|word| word == "--kubeconfig").context("no kubeconfig")?;
-        words[position + 1] = self.kubeconfig.path().into();
-        Run::new(Command::new(env!("CARGO_BIN_EXE_bko-install")).args(words).stdin(Stdio::null()).output().await?)
+        super::refusals::run_as(&self.kubeconfig, command).await
     }
 
     /// Runs a command without this verb, which must be named, and gives it back.
@@ -59,7 +56,9 @@ impl Account {
         let named =
             run.err.lines().any(|line| line.contains(verb) && line.contains(&resource) && line.contains(&place));
         assert!(named, "{verb} {resource} {place} is not named in:\n{}", run.err);
+        let account = self.user.replace("system:serviceaccount:", "").replacen(':', "/", 1);
         run.says("cluster check --print-rbac");
+        run.says(&format!("--service-account {account} | kubectl apply"));
         kubectl_apply(&self.cluster, &self.documents)?;
         self.until_allowed(asked, true).await?;
         Ok(run)
@@ -146,7 +145,6 @@ pub(crate) async fn the_printed_roles_suffice_and_each_of_their_rules_is_needed(
     cluster: Arc<Cluster>,
 ) -> anyhow::Result<()> {
     let farm = Farm::new(Arc::clone(&cluster), "least");
-    farm.names.create(&farm.client()).await?;
     let Namespaces { operator, builds, .. } = &farm.names;
     let named = format!("{operator}/installer");
     let printed = farm.run("check", &["--print-rbac=init", "--service-account", &named]).await?.expect(0).out;

@@ -31,10 +31,7 @@ pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster
     let farm = Farm::new(cluster, "forbidden");
     farm.names.create(&farm.client()).await?;
     let (operator, name) = (&farm.names.operator, format!("{}-installer", farm.names.operator));
-    let accounts: Api<ServiceAccount> = Api::namespaced(farm.client(), operator);
-    accounts
-        .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "installer"}}))?)
-        .await?;
+    let (file, nobody) = (account(&farm, "installer").await?, account(&farm, "nobody").await?);
     // Everything but to write Deployments.
     let rest = ["get", "list", "watch", "create", "update", "patch", "delete", "bind", "escalate"];
     let role: ClusterRole = serde_json::from_value(json!({
@@ -52,30 +49,46 @@ pub(crate) async fn a_lacking_permission_is_named_before_the_first_write(cluster
         "subjects": [{"kind": "ServiceAccount", "name": "installer", "namespace": operator}],
     }))?;
     Api::all(farm.client()).create(&PostParams::default(), &binding).await?;
-    let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
-    let token = accounts.create_token_request("installer", &PostParams::default(), &request).await?;
-    let file = tempfile::NamedTempFile::new()?;
-    kubeconfig_with_token(
-        &farm.cluster,
-        &token.status.and_then(|status| status.token).context("no token")?,
-        file.path(),
-    )?;
 
-    let mut command = farm.command("init", &[]);
-    command.env("KUBECONFIG", "").args(["--timeout=30s"]);
-    let mut args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
-    let position = args.iter().position(|arg| arg == "--kubeconfig").context("no kubeconfig")?;
-    args[position + 1] = file.path().into();
-    let output = Command::new(env!("CARGO_BIN_EXE_bko-install")).args(args).output().await?;
-    let run = Run::new(output)?.expect(1);
+    let run = run_as(&file, farm.command("init", &["--timeout=30s"])).await?.expect(1);
     run.says(&format!(
         "may not create, delete, patch, update deployments.apps \"{SERVER}\", \"buildkit-operator-gateway\" in"
     ));
     run.says(&format!("in namespace \"{operator}\""));
     run.says("let user \"system:serviceaccount:");
+
+    // Who may not even look at the record is told everything at once.
+    for verb in ["init", "plan", "check"] {
+        let run = run_as(&nobody, farm.command(verb, &[])).await?.expect(1);
+        let told = format!("{}{}", run.out, run.err);
+        for lacking in ["configmaps", "deployments.apps", "--print-rbac --service-account"] {
+            assert!(told.contains(lacking), "{verb}: no {lacking} in\n{told}");
+        }
+    }
     assert_eq!(texts(&farm.writes().await?), [""; 0]);
     assert!(farm.record().await?.is_none());
     Ok(())
+}
+
+/// A service account in the operator's namespace, and its kubeconfig.
+async fn account(farm: &Farm, name: &str) -> anyhow::Result<tempfile::NamedTempFile> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(farm.client(), &farm.names.operator);
+    accounts.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": name}}))?).await?;
+    let request = serde_json::from_value(json!({"spec": {"audiences": []}}))?;
+    let token = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+    let file = tempfile::NamedTempFile::new()?;
+    let token = token.status.and_then(|status| status.token).context("no token")?;
+    kubeconfig_with_token(&farm.cluster, &token, file.path())?;
+    Ok(file)
+}
+
+/// Runs a command with another kubeconfig.
+pub(super) async fn run_as(file: &tempfile::NamedTempFile, command: Command) -> anyhow::Result<Run> {
+    let mut args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
+    let position = args.iter().position(|arg| arg == "--kubeconfig").context("no kubeconfig")?;
+    args[position + 1] = file.path().into();
+    let output = Command::new(env!("CARGO_BIN_EXE_bko-install")).args(args).stdin(Stdio::null()).output().await?;
+    Run::new(output)
 }
 
 pub(crate) async fn an_installer_at_work_is_named_to_the_other(cluster: Arc<Cluster>) -> anyhow::Result<()> {

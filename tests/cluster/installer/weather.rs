@@ -30,7 +30,10 @@ pub(crate) async fn killed_at_random_requests_it_converges(cluster: Arc<Cluster>
         no_orphans(&farm, &record).await?;
         farm.run("plan", &[]).await?.expect(0);
 
+        eprintln!("round {round}: {cut}");
+
         let cut = killed_through(&farm, &proxy, "uninstall", &mut random, 80).await?;
+        eprintln!("round {round}: {cut}");
         farm.found("uninstall", &[]).await?.expect(0);
         let namespaces: Api<Namespace> = Api::all(farm.client());
         for name in farm.names.all() {

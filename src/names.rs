@@ -16,6 +16,9 @@ pub const INSTALLER_MANAGER: &str = "bko-install";
 /// Field manager of everything the controller applies; never shared.
 pub const CONTROLLER_MANAGER: &str = "bko-controller";
 
+/// Label of every object of ours: the component that it is of.
+pub const COMPONENT_LABEL: &str = "bko-install/component";
+
 /// Default namespace of the control plane.
 pub const OPERATOR_NAMESPACE: &str = "buildkit-operator";
 

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::{Cluster, Event, RequestError};
 use crate::manifest::ObjectId;
-use crate::names::{CONTROLLER_MANAGER, INSTALLER_MANAGER};
+use crate::manifest::export::BOOTSTRAP;
+use crate::names::{COMPONENT_LABEL, CONTROLLER_MANAGER, INSTALLER_MANAGER};
 use crate::plan::{self, Brake, Entry, Remains};
 
 /// The annotation that keeps an object.
@@ -253,8 +254,13 @@ fn is_made_by_kubernetes(kind: &ObjectId, object: &DynamicObject) -> bool {
 }
 
 /// What this installation, or the controller that it runs, has made besides
-/// what is recorded: the record itself, leases.
+/// what is recorded: the record itself, leases. And what the first step of an
+/// export needed: it is over when an installation takes over from the export.
 fn is_our_state(kind: &ObjectId, object: &DynamicObject) -> bool {
+    let label = |name: &str| object.metadata.labels.as_ref().and_then(|labels| labels.get(name)).map(String::as_str);
+    if label(COMPONENT_LABEL) == Some(BOOTSTRAP.1) && label("app.kubernetes.io/managed-by") == Some(INSTALLER_MANAGER) {
+        return true;
+    }
     let managers = object.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.manager.as_deref());
     let mut ours = managers.filter(|manager| matches!(*manager, INSTALLER_MANAGER | CONTROLLER_MANAGER | "buildd"));
     kind.kind != "PersistentVolumeClaim" && ours.next().is_some()

@@ -93,6 +93,16 @@ pub async fn prepare_uninstall(cluster: &Cluster, namespace: &str, scope: Scope)
     look.decide().await
 }
 
+/// Volumes of daemons.
+#[derive(Default)]
+struct Caches {
+    /// Asked for.
+    deletions: Vec<Deletion>,
+    kept: Vec<Kept>,
+    /// Forks' own: the garbage collector takes them with their daemon.
+    going: Vec<ObjectId>,
+}
+
 struct Look<'a> {
     cluster: &'a Cluster,
     scope: Scope,
@@ -128,10 +138,10 @@ impl<'a> Look<'a> {
         let (namespaces, mut rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|d| is(d, "Namespace"));
         let place = |deletion: &Deletion| (deletion.runlevel, Wave::of(&deletion.id), deletion.id.clone());
         rest.sort_by_key(|deletion| std::cmp::Reverse(place(deletion)));
-        let (caches, kept_caches) = self.caches().await?;
+        let Caches { deletions: caches, kept: kept_caches, going } = self.caches().await?;
         kept.extend(kept_caches);
-        let gone: BTreeSet<ObjectId> =
-            resources.iter().chain(&rest).chain(&caches).map(|deletion| deletion.id.clone()).collect();
+        let gone = resources.iter().chain(&rest).chain(&caches).map(|deletion| deletion.id.clone());
+        let gone: BTreeSet<ObjectId> = gone.chain(going).collect();
         let (namespaces, last) = self.namespaces(namespaces, &gone, &mut kept).await?;
         let steps = vec![
             Step { title: "custom resources, while their controller runs", deletions: resources },
@@ -207,11 +217,11 @@ impl<'a> Look<'a> {
         if builds.is_empty() || self.scope.cut_builds { Ok(deletions) } else { Err(InstallError::Builds(builds)) }
     }
 
-    /// Volumes of daemons: those that go, and those that stay.
-    async fn caches(&self) -> Result<(Vec<Deletion>, Vec<Kept>), InstallError> {
+    /// Volumes of daemons.
+    async fn caches(&self) -> Result<Caches, InstallError> {
         let namespaces = self.record.inventory.iter().filter_map(|entry| entry.id.namespace.clone());
         let namespaces: BTreeSet<String> = namespaces.collect();
-        let (mut deletions, mut kept) = (Vec::new(), Vec::new());
+        let mut found = Caches::default();
         for namespace in namespaces {
             let kind = ObjectId {
                 group: String::new(),
@@ -226,13 +236,15 @@ impl<'a> Look<'a> {
                 if self.scope.delete_caches {
                     let uid = claim.metadata.uid.unwrap_or_default();
                     let component = "caches".to_owned();
-                    deletions.push(Deletion { id, uid, component, runlevel: Runlevel::Rc0, brakes: Vec::new() });
+                    found.deletions.push(Deletion { id, uid, component, runlevel: Runlevel::Rc0, brakes: Vec::new() });
+                } else if claim.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "StatefulSet") {
+                    found.going.push(id);
                 } else {
-                    kept.push(Kept { id, why: "it is a cache; --delete-caches deletes it".into() });
+                    found.kept.push(Kept { id, why: "it is a cache; --delete-caches deletes it".into() });
                 }
             }
         }
-        Ok((deletions, kept))
+        Ok(found)
     }
 
     /// Namespaces that hold nothing else go; that of the record goes last.

@@ -113,7 +113,7 @@ pub fn common_labels(component: &str) -> BTreeMap<String, String> {
         ("app.kubernetes.io/instance", "buildkit-operator"),
         ("app.kubernetes.io/managed-by", crate::names::INSTALLER_MANAGER),
         ("app.kubernetes.io/version", crate::VERSION),
-        ("bko-install/component", component),
+        (crate::names::COMPONENT_LABEL, component),
     ]
     .into_iter()
     .map(|(key, value)| (key.to_owned(), value.to_owned()))

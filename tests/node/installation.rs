@@ -74,14 +74,21 @@ impl<'a> Installation<'a> {
     /// Installs the farm, and fetches what a client needs.
     pub(crate) async fn install(node: &'a Node) -> anyhow::Result<Self> {
         node.own_image().await?;
-        let base = node.push(&node.archive("busybox.tar")?, "library/busybox:1").await?;
         let mut init = bko(node, &["cluster", "init"])?;
         init.args(FLAGS);
         process::combined_output(init).await?;
+        Self::open(node).await
+    }
+
+    /// Fetches what a client of the installed farm needs.
+    pub(crate) async fn open(node: &'a Node) -> anyhow::Result<Self> {
+        let base = node.push(&node.archive("busybox.tar")?, "library/busybox:1").await?;
         Self::trust_the_registry(node).await?;
 
         let certificates = PathBuf::from("/run/bko/client");
-        process::output(bko(node, &["certs", "export", "--dir", &certificates.display().to_string()])?).await?;
+        // What an installation before it had left there is of another authority.
+        process::output(bko(node, &["certs", "export", "--force", "--dir", &certificates.display().to_string()])?)
+            .await?;
         let secret = Api::<Secret>::namespaced(node.client(), OPERATOR).get("buildkit-operator-token").await?;
         let token = secret.data.and_then(|mut data| data.remove("token")).context("the Secret has no token")?;
         Ok(Self {

@@ -14,6 +14,7 @@ mod farm;
 mod gate;
 mod harness_checks;
 mod installation;
+mod lifetime;
 mod refusals;
 #[path = "../cluster/farm.rs"]
 mod server;
@@ -40,6 +41,7 @@ fn tests() -> Vec<Test<Node>> {
         test!(credentials::a_ci_needs_nothing_but_the_credentials).serial().limit(Duration::from_secs(300)),
         test!(gate::what_is_dialled_wakes).serial().limit(Duration::from_secs(420)),
         test!(gate::the_gateway_serves_the_api_and_is_not_missed).serial().limit(Duration::from_secs(240)),
+        test!(lifetime::from_an_export_to_a_removal).serial().limit(Duration::from_secs(300)),
         test!(farm::the_main_job).limit(Duration::from_secs(420)),
     ]
 }

@@ -196,19 +196,25 @@ pub(crate) async fn uninstalled_caches_stay_until_they_are_asked_for(cluster: Ar
     let farm = Farm::new(cluster, "uninstall");
     farm.init(&[]).await?.expect(0);
     let builds = farm.names.builds.clone();
-    cache(&farm, "one").await?;
+    cache(&farm, "one", None).await?;
+    cache(&farm, "forkone", Some("StatefulSet")).await?;
+    cache(&farm, "backup", Some("Backup")).await?;
     let foreign: Secret = serde_json::from_value(json!({"metadata": {"name": "theirs"}}))?;
     Api::namespaced(farm.client(), &farm.names.operator).create(&PostParams::default(), &foreign).await?;
     let dry = farm.found("uninstall", &["--dry-run"]).await?.expect(3);
     for line in [
         "keep    PersistentVolumeClaim ",
-        "it holds PersistentVolumeClaim cache-buildkitd-one-0",
+        "it holds PersistentVolumeClaim cache-buildkitd-backup-0, PersistentVolumeClaim cache-buildkitd-one-0",
         "it holds Secret theirs",
     ] {
         assert!(dry.out.contains(line), "{line}: {}", dry.out);
     }
+    assert!(!dry.out.contains("cache-buildkitd-forkone-0"), "it goes with its daemon: {}", dry.out);
     let run = farm.found("uninstall", &[]).await?.expect(0);
-    assert!(run.out.contains("kept PersistentVolumeClaim "), "{}", run.out);
+    for (key, kept) in [("one", true), ("backup", true), ("forkone", false)] {
+        let line = format!("kept PersistentVolumeClaim {builds}/cache-buildkitd-{key}-0: ");
+        assert_eq!(run.out.contains(&line), kept, "{key}: {}", run.out);
+    }
     let namespaces: Api<Namespace> = Api::all(farm.client());
     assert!(namespaces.get_opt(&builds).await?.is_some() && namespaces.get_opt(&farm.names.operator).await?.is_some());
     assert!(namespaces.get_opt(&farm.names.system).await?.is_none());
@@ -217,8 +223,12 @@ pub(crate) async fn uninstalled_caches_stay_until_they_are_asked_for(cluster: Ar
     assert_eq!(left, [""; 0]);
     farm.found("uninstall", &[]).await?.expect(0).says("nothing is installed");
 
-    // It is there again, and then everything goes.
+    // It is there again, and then everything goes: also what an export's first step had needed.
     farm.init(&[]).await?.expect(0);
+    let step: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "first-step", "labels": {
+        "app.kubernetes.io/managed-by": "bko-install", "bko-install/component": "bootstrap",
+    }}}))?;
+    Api::namespaced(farm.client(), &farm.names.operator).create(&PostParams::default(), &step).await?;
     Api::<Secret>::namespaced(farm.client(), &farm.names.operator).delete("theirs", &DeleteParams::default()).await?;
     farm.found("uninstall", &["--delete-caches"]).await?.expect(0);
     for name in farm.names.all() {
@@ -227,11 +237,15 @@ pub(crate) async fn uninstalled_caches_stay_until_they_are_asked_for(cluster: Ar
     Ok(())
 }
 
-/// A cache as the controller's StatefulSets leave it.
-async fn cache(farm: &Farm, key: &str) -> anyhow::Result<()> {
+/// A cache as the controller's StatefulSets leave it, or make it for a fork: owned.
+async fn cache(farm: &Farm, key: &str, owner: Option<&str>) -> anyhow::Result<()> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(farm.client(), &farm.names.builds);
+    let owners = owner.map(|kind| {
+        json!({"apiVersion": "example.org/v1", "kind": kind, "name": "owner", "uid": "0b2a2b1e-6f4c-4f0e-9a53-0c4a8f6d7e11"})
+    });
+    let owners: Vec<Value> = owners.into_iter().collect();
     let claim = json!({
-        "metadata": {"name": format!("cache-buildkitd-{key}-0"), "labels": {
+        "metadata": {"name": format!("cache-buildkitd-{key}-0"), "ownerReferences": owners, "labels": {
             "app.kubernetes.io/name": "buildkit-operator", "app.kubernetes.io/component": "buildkitd",
             "buildkit-operator.socialgouv.github.io/project-key": key,
         }},

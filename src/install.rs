@@ -6,6 +6,7 @@
 mod adopt;
 mod desired;
 mod fault;
+mod leftovers;
 pub mod permissions;
 mod preflight;
 mod prune;

@@ -1,6 +1,7 @@
 //! What became of objects that are recorded and no longer wanted.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
@@ -13,6 +14,9 @@ use crate::manifest::ObjectId;
 use crate::manifest::export::BOOTSTRAP;
 use crate::names::{COMPONENT_LABEL, CONTROLLER_MANAGER, INSTALLER_MANAGER};
 use crate::plan::{self, Brake, Entry, Remains};
+
+/// How often pods that end are looked at.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The annotation that keeps an object.
 pub const KEEP: &str = "bko-install/keep";
@@ -149,6 +153,28 @@ impl Cluster {
     pub(crate) async fn labelled(&self, kind: &ObjectId, labels: &str) -> Result<Vec<DynamicObject>, RequestError> {
         let Some(resource) = self.find_resource(kind).await? else { return Ok(Vec::new()) };
         self.list_at(kind, &resource, &ListParams::default().labels(labels), Whole::Objects).await
+    }
+
+    /// Returns when no pod is left in a namespace, at the deadline, and where
+    /// nobody may look. A namespace that is deleted before is looked at again by
+    /// its controller only after half its pods' grace, however soon they end.
+    pub(crate) async fn without_pods(&self, namespace: &str) -> Result<(), RequestError> {
+        let namespace = Some(namespace.to_owned());
+        let (group, version, kind) = (String::new(), "v1".to_owned(), "Pod".to_owned());
+        let kind = ObjectId { group, version, kind, namespace, name: String::new() };
+        let resource = self.resource(&kind).await?;
+        while super::request::now() < self.limits.deadline {
+            match self.list_at(&kind, &resource, &ListParams::default(), Whole::Metadata).await {
+                Ok(pods) if pods.is_empty() => return Ok(()),
+                Err(RequestError::Forbidden { .. }) => return Ok(()),
+                listed => drop(listed?),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = self.interrupt.cancelled() => return Err(RequestError::Interrupted),
+            }
+        }
+        Ok(())
     }
 
     /// Everything of a kind; nothing when it cannot be listed there.

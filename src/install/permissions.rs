@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{InstallError, Refusal, adopt};
+use super::{InstallError, Refusal, adopt, leftovers};
 use crate::cluster::record;
 use crate::cluster::{Cluster, RequestError};
 use crate::manifest::{Declarations, Object, ObjectId, Rendered};
@@ -48,7 +48,9 @@ async fn one(
             needs
         }
         Purpose::Uninstall | Purpose::DeleteCaches => {
-            let objects: BTreeSet<ObjectId> = access::identities(rendered).into_iter().chain(recorded).collect();
+            let left = leftovers(cluster, record).await?;
+            let all = access::identities(rendered).into_iter().chain(recorded).chain(left);
+            let objects: BTreeSet<ObjectId> = all.collect();
             let plurals = ask::known_plurals(cluster, rendered, objects.iter()).await;
             Needs::of(access::uninstall(&objects, namespace, purpose == Purpose::DeleteCaches, &plurals))
         }
@@ -95,6 +97,12 @@ pub async fn besides(cluster: &Cluster, rendered: &Rendered, record: Option<&Rec
     Ok(besides)
 }
 
+async fn leftovers(cluster: &Cluster, record: Option<&Record>) -> Result<Vec<ObjectId>, InstallError> {
+    let Some(record) = record else { return Ok(Vec::new()) };
+    let left = leftovers::find(cluster, record).await.map_err(observe)?;
+    Ok(left.into_iter().map(|(entry, _)| entry.id).collect())
+}
+
 fn inventory(record: Option<&Record>) -> impl Iterator<Item = ObjectId> {
     record.into_iter().flat_map(|record| &record.inventory).map(|entry| entry.id.clone())
 }
@@ -127,7 +135,8 @@ pub(super) async fn to_uninstall(
     namespace: &str,
     delete_caches: bool,
 ) -> Result<(), InstallError> {
-    let objects: BTreeSet<ObjectId> = inventory(Some(record)).collect();
+    let left = leftovers(cluster, Some(record)).await?;
+    let objects: BTreeSet<ObjectId> = inventory(Some(record)).chain(left).collect();
     let plurals = ask::served_plurals(cluster, objects.iter()).await;
     let needs = Needs::of(access::uninstall(&objects, namespace, delete_caches, &plurals));
     review(cluster, &needs, if delete_caches { Purpose::DeleteCaches } else { Purpose::Uninstall }).await

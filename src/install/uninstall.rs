@@ -9,12 +9,10 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{InstallError, locked, now, permissions, prune};
+use super::{InstallError, leftovers, locked, now, permissions, prune};
 use crate::cluster::record::{self, NAME};
 use crate::cluster::{Cluster, Event, PlannedKept, PlannedStep, RequestError, remains};
-use crate::manifest::export::BOOTSTRAP;
 use crate::manifest::{ObjectId, Runlevel};
-use crate::names::INSTALLER_MANAGER;
 use crate::plan::{self, Deletion, Entry, Progress, Record, Wave};
 
 /// What goes with an installation.
@@ -120,7 +118,7 @@ impl<'a> Look<'a> {
     async fn decide(self) -> Result<Removal, InstallError> {
         let (mut ours, mut kept, mut tracked) = (Vec::new(), Vec::new(), Vec::new());
         let mut all = self.live().await?;
-        all.extend(self.bootstrap().await?);
+        all.extend(leftovers::find(self.cluster, &self.record).await.map_err(InstallError::Apply)?);
         for (entry, live) in all {
             match (why_kept(&entry, &live), plan::tracker(&entry.id, &live)) {
                 (Some(why), _) => kept.push(Kept { id: entry.id, why }),
@@ -164,39 +162,6 @@ impl<'a> Look<'a> {
         };
         let all = stream::iter(self.record.inventory.clone()).map(look).buffered(16);
         all.try_filter_map(|found| async { Ok(found) }).try_collect().await.map_err(InstallError::Apply)
-    }
-
-    /// What the first step of an export has left, which no record knows.
-    async fn bootstrap(&self) -> Result<Vec<(Entry, Value)>, InstallError> {
-        let namespaces = self.record.inventory.iter().filter_map(|entry| entry.id.namespace.as_ref());
-        let namespaces: BTreeSet<&String> = namespaces.collect();
-        let (runlevel, component) = BOOTSTRAP;
-        let labels = format!("app.kubernetes.io/managed-by={INSTALLER_MANAGER},bko-install/component={component}");
-        let known = |id: &ObjectId| self.record.inventory.iter().any(|entry| entry.id == *id);
-        let mut found = Vec::new();
-        for (namespace, (group, kind)) in namespaces.iter().flat_map(|name| STEP.iter().map(move |kind| (name, kind))) {
-            let kind = ObjectId {
-                group: (*group).to_owned(),
-                version: "v1".into(),
-                kind: (*kind).to_owned(),
-                namespace: Some((*namespace).clone()),
-                name: String::new(),
-            };
-            let objects = match self.cluster.labelled(&kind, &labels).await {
-                // Who may not look keeps them, and their namespace, which is told.
-                Err(RequestError::Forbidden { .. }) => continue,
-                listed => listed.map_err(InstallError::Apply)?,
-            };
-            for object in objects {
-                let id = ObjectId { name: object.metadata.name.clone().unwrap_or_default(), ..kind.clone() };
-                let (uid, live) = (object.metadata.uid.clone(), serde_json::to_value(object).unwrap_or_default());
-                let component = component.to_owned();
-                if !known(&id) {
-                    found.push((Entry { id, uid, component, runlevel, digest: String::new() }, live));
-                }
-            }
-        }
-        Ok(found)
     }
 
     /// Objects of the definitions that go.
@@ -292,14 +257,6 @@ impl<'a> Look<'a> {
 /// Labels of the daemons' volumes.
 const DAEMONS: &str = "app.kubernetes.io/name=buildkit-operator,app.kubernetes.io/component=buildkitd";
 
-/// Kinds of the first step of an export, all of version v1.
-const STEP: [(&str, &str); 4] = [
-    ("batch", "Job"),
-    ("rbac.authorization.k8s.io", "RoleBinding"),
-    ("rbac.authorization.k8s.io", "Role"),
-    ("", "ServiceAccount"),
-];
-
 fn deletion(id: &ObjectId, live: &Value, component: &str, runlevel: Runlevel) -> Deletion {
     let uid = live.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
     Deletion { id: id.clone(), uid, component: component.to_owned(), runlevel, brakes: Vec::new() }
@@ -352,6 +309,7 @@ pub async fn uninstall(
     .await?;
     // With it go record and lock.
     if let Some(last) = &removal.last {
+        without_pods(cluster, std::slice::from_ref(last)).await?;
         prune::step(cluster, LAST, std::slice::from_ref(last), |_| {}).await?;
     }
     Ok(removal)
@@ -372,7 +330,17 @@ async fn remove(
             record.removed(id);
             countdown.tick();
         };
+        without_pods(cluster, &step.deletions).await?;
         prune::step(cluster, step.title, &step.deletions, gone).await?;
+    }
+    Ok(())
+}
+
+/// Waits for the pods of namespaces that go, before they go.
+async fn without_pods(cluster: &Cluster, deletions: &[Deletion]) -> Result<(), InstallError> {
+    let namespaces = deletions.iter().filter(|d| d.id.kind == "Namespace" && d.id.group.is_empty());
+    for namespace in namespaces {
+        cluster.without_pods(&namespace.id.name).await.map_err(InstallError::Apply)?;
     }
     Ok(())
 }

@@ -258,7 +258,7 @@ async fn usage_is_what_the_file_system_says() {
     let companion = Companion::ready(&daemon, &[]).await;
     daemon.build(&["dd", "if=/dev/zero", "of=/big", "bs=1M", "count=20"]).await.succeeds().await;
     until("usage is as statfs says", S(10), async || {
-        let usage = companion.json("/usage").await;
+        let usage = companion.usage().await;
         let stat = rustix::fs::statvfs(daemon.store()).unwrap();
         let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
         assert_eq!(usage["bytesTotal"].as_u64(), Some(200 << 20));
@@ -337,7 +337,7 @@ async fn filled_while_building(volume: &'static str, flags: &[&str], fill: &str,
     let companion = Companion::ready(&daemon, flags).await;
     let prunes = format!("buildkit_operator_companion_prunes_total{{reason=\"{reason}\"}}");
     let usage = async || {
-        let usage = companion.json("/usage").await;
+        let usage = companion.usage().await;
         let (used, total) = (usage["bytesUsed"].as_f64().unwrap(), usage["bytesTotal"].as_f64().unwrap());
         if reason == "bytes" { used / total } else { usage["inodeRatio"].as_f64().unwrap() }
     };

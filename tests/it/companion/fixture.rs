@@ -248,6 +248,12 @@ impl Companion {
         serde_json::from_str(&body).unwrap()
     }
 
+    /// `/usage`; a companion that got no processor for a while does not know it.
+    pub(super) async fn usage(&self) -> Value {
+        self.until("/usage", 200).await;
+        self.json("/usage").await
+    }
+
     pub(super) async fn active(&self) -> usize {
         self.json("/builds").await["active"].as_array().unwrap().len()
     }

@@ -36,7 +36,7 @@ pub(crate) use terminal::*;
 pub(crate) use weather::*;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,13 +51,22 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 
-use crate::harness::Cluster;
 use crate::harness::audit::Write;
 use crate::harness::namespaces::Namespaces;
 use crate::harness::play::Play;
+use crate::harness::{Cluster, executable};
 
 const IMAGE: &str = "registry.example/bko-install:test";
 const AGENT: &str = concat!("bko-install/", env!("CARGO_PKG_VERSION"));
+
+/// What is tested.
+fn program() -> PathBuf {
+    executable::executable().unwrap()
+}
+
+fn bko_install() -> Command {
+    Command::new(program())
+}
 
 /// One installation in three namespaces of its own.
 struct Farm {
@@ -79,7 +88,7 @@ impl Farm {
     }
 
     fn command(&self, verb: &str, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["cluster", verb]).arg("--kubeconfig").arg(self.cluster.kubeconfig());
         if verb != "status" {
             command.args(["--profile", "dev", "--image", IMAGE]).args(self.sets());
@@ -90,7 +99,7 @@ impl Farm {
 
     /// A command with another way to the API server.
     fn command_through(&self, kubeconfig: &Path, verb: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["cluster", verb, "--kubeconfig"]).arg(kubeconfig);
         match verb {
             "init" => command.args(["--profile", "dev", "--image", IMAGE, "--timeout=60s"]).args(self.sets()),
@@ -136,7 +145,7 @@ impl Farm {
 
     /// Commands that find the installation by its record.
     async fn found(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["cluster", verb, "--namespace", &self.names.operator, "--kubeconfig"]);
         command.arg(self.cluster.kubeconfig()).args(args).kill_on_drop(true);
         Run::new(command.output().await?)

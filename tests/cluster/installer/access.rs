@@ -8,7 +8,7 @@ use super::*;
 impl Farm {
     /// A command that is told where the control plane is.
     async fn told(&self, args: &[&str], kubeconfig: &Path) -> anyhow::Result<Run> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(args).args(["--operator-namespace", &self.names.operator]).arg("--kubeconfig").arg(kubeconfig);
         Run::new(command.stdin(Stdio::null()).output().await?)
     }

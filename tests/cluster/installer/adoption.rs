@@ -105,7 +105,7 @@ async fn adopted(cluster: Arc<Cluster>, helm: Helm, release: &str) -> anyhow::Re
     farm.run("plan", &[]).await?.expect(0);
 
     // One command puts the release back, as it was.
-    let mut unadopt = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    let mut unadopt = bko_install();
     unadopt.args(["cluster", "unadopt", "--namespace", &farm.names.operator, "--kubeconfig"]);
     let run = Run::new(unadopt.arg(farm.cluster.kubeconfig()).output().await?)?.expect(0);
     assert!(run.out.contains(release), "{}", run.out);

@@ -87,7 +87,7 @@ impl Bundled {
     }
 
     pub(super) fn command(&self, verb: &str, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["cluster", verb]).arg("--kubeconfig").arg(self.cluster.kubeconfig());
         if !matches!(verb, "init" | "plan" | "check") {
             command.args(["--namespace", &self.names.operator]);

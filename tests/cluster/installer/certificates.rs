@@ -13,7 +13,7 @@ impl Farm {
     }
 
     fn certs_command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.arg("certs").args(args).args(["--operator-namespace", &self.names.operator]);
         command.arg("--kubeconfig").arg(self.cluster.kubeconfig()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);

@@ -21,7 +21,7 @@ impl Farm {
     }
 
     pub(super) async fn export_profile(&self, dir: &Path, args: &[&str]) -> anyhow::Result<()> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["export", "--image", IMAGE, "--dir"]).arg(dir).args(self.sets()).args(args);
         Run::new(command.output().await?)?.expect(0);
         Ok(())
@@ -71,7 +71,7 @@ impl Farm {
         let kubeconfig = self.as_account("buildkit-operator-bootstrap", scratch.path()).await?;
         let declared = scratch.path().join("secrets.json");
         std::fs::write(&declared, self.declared().await?)?;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["certs", "issue", "--declared"]).arg(declared).arg("--kubeconfig").arg(kubeconfig);
         Run::new(command.stdin(Stdio::null()).output().await?)
     }

@@ -19,7 +19,7 @@ impl Farm {
 
     /// A run with a profile of its own.
     pub(super) async fn run_profile(&self, verb: &str, args: &[&str]) -> anyhow::Result<Run> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+        let mut command = bko_install();
         command.args(["cluster", verb, "--image", IMAGE, "--kubeconfig"]).arg(self.cluster.kubeconfig());
         Run::new(command.args(self.sets()).args(args).output().await?)
     }

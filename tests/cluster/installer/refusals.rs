@@ -87,7 +87,7 @@ pub(super) async fn run_as(file: &tempfile::NamedTempFile, command: Command) -> 
     let mut args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
     let position = args.iter().position(|arg| arg == "--kubeconfig").context("no kubeconfig")?;
     args[position + 1] = file.path().into();
-    let output = Command::new(env!("CARGO_BIN_EXE_bko-install")).args(args).stdin(Stdio::null()).output().await?;
+    let output = bko_install().args(args).stdin(Stdio::null()).output().await?;
     Run::new(output)
 }
 

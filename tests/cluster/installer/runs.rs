@@ -55,7 +55,7 @@ pub(crate) async fn what_was_asked_for_once_is_carried_over_and_status_tells_it(
     let farm = Farm::new(Arc::clone(&cluster), "carried");
     farm.run("status", &[]).await?.expect(4).says("nothing is installed");
     farm.init(&["--set=gateway.domains=[]", "--set=server.replicas=3"]).await?.expect(0);
-    let mut bare = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    let mut bare = bko_install();
     bare.args(["cluster", "plan", "--output=json", "--kubeconfig"]).arg(cluster.kubeconfig());
     let plan = Run::new(bare.output().await?)?.expect(0);
     let plan: Value = serde_json::from_str(&plan.out)?;
@@ -76,7 +76,7 @@ pub(crate) async fn what_was_asked_for_once_is_carried_over_and_status_tells_it(
 }
 
 async fn status(cluster: &Cluster, code: i32) -> anyhow::Result<Value> {
-    let mut status = Command::new(env!("CARGO_BIN_EXE_bko-install"));
+    let mut status = bko_install();
     status.args(["cluster", "status", "--output=json", "--kubeconfig"]).arg(cluster.kubeconfig());
     Ok(serde_json::from_str(&Run::new(status.output().await?)?.expect(code).out)?)
 }

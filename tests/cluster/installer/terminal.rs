@@ -56,7 +56,7 @@ pub(crate) async fn runs_draw_on_a_terminal_and_leave_their_last_state(cluster: 
         let shown = scratch.path().join(verb);
         let line = format!(
             "stty cols 100 rows 40; exec {} cluster {verb} --namespace {} --kubeconfig {}",
-            env!("CARGO_BIN_EXE_bko-install"),
+            program().display(),
             farm.names.operator,
             farm.cluster.kubeconfig().display(),
         );

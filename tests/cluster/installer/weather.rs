@@ -90,12 +90,8 @@ pub(crate) async fn a_throttling_api_server_is_waited_for(cluster: Arc<Cluster>)
     let args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
     let at = args.iter().position(|arg| arg == "--kubeconfig").context("no kubeconfig")?;
     let args: Vec<_> = args.iter().enumerate().filter(|(n, _)| *n != at && *n != at + 1).map(|(_, arg)| arg).collect();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_bko-install"))
-        .args(args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
+    let mut child =
+        bko_install().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
     let retried = wait_for_event(&mut child, "retrying").await;
     let name = farm.namespace().to_owned();
     farm.kubectl(&["delete", "flowschema", &name], "").await?;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use bko_install::families::build_farm::api::{BuildProject, Phase};
+use bko_install::families::build_farm::lifecycle::WAKE;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 use serde_json::json;
@@ -100,6 +101,7 @@ fn phase(project: &BuildProject) -> Option<Phase> {
     project.status.as_ref().and_then(|status| status.phase)
 }
 
+/// A dial in the moment in which the daemon becomes ready wakes it, and keeps it for that long.
 async fn goes_idle(farm: &Installation<'_>, route: &Route) -> anyhow::Result<()> {
-    farm.until(&route.key, "idle", SOON, |p| phase(p) == Some(Phase::Idle)).await
+    farm.until(&route.key, "idle", SOON + WAKE, |p| phase(p) == Some(Phase::Idle)).await
 }
